@@ -77,7 +77,7 @@ test-playground: $(PLAYGROUND_STAMP) ## Run the playground's tests in Chromium (
 lint: $(TEST_STAMP) ## Check style and types
 	@. $(VENV)/bin/activate && ruff check . && ruff format --check . && lint-imports --no-cache && mypy
 
-ROOMS := apps/arrays apps/batch apps/cell apps/llm apps/plan apps/serving apps/stable_diffusion clients kuberay podslice ray_configs
+ROOMS := apps/arrays apps/jobs apps/cell apps/llm apps/plan apps/serving apps/stable_diffusion clients kuberay podslice ray_configs
 coverage: $(TEST_STAMP) ## Run the tests with coverage, and print it by folder (of the tests' own process)
 	@. $(VENV)/bin/activate; python -m pytest $(PARALLEL) --cov --cov-report= $(PYTEST_ARGS); status=$$?; \
 		echo "== % of the lines run, by folder" && for room in $(ROOMS); do \

@@ -5,9 +5,9 @@ from typing import Annotated, Any
 
 import typer
 
-import apps.batch.generate
-import apps.batch.prepare
-import apps.batch.smoke
+import apps.jobs.generate
+import apps.jobs.prepare
+import apps.jobs.smoke
 import apps.plan.commandline
 import apps.playground.commandline
 import kuberay.commandline
@@ -72,9 +72,9 @@ def serve_images(arguments: Arguments = None, port: Port = None, host: Host = No
 # Modules with one command each, then the commands of `python -m kuberay`.
 for name, module in (
     ("plan", apps.plan.commandline),
-    ("prepare", apps.batch.prepare),
-    ("generate", apps.batch.generate),
-    ("smoke", apps.batch.smoke),
+    ("prepare", apps.jobs.prepare),
+    ("generate", apps.jobs.generate),
+    ("smoke", apps.jobs.smoke),
     ("playground", apps.playground.commandline),
 ):
     (only,) = module.app.registered_commands

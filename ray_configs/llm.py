@@ -30,7 +30,7 @@ class EngineConfig(Config):
 
     model: str = DEMO_MODEL
     """A checkpoint in Hugging Face layout: a local folder, a hub id such as `meta-llama/Llama-3.2-1B`, or an fsspec URL
-    (gs://...). Or one prepared by `python -m apps.batch.prepare`, which loads faster.
+    (gs://...). Or one prepared by `python -m apps.jobs.prepare`, which loads faster.
 
     Or one of Saxml's test models, which have no weights: `lm_cloud.LmCloudSpmd175B32Test` with `random_weights`."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"

@@ -45,7 +45,7 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup make test
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 ONE_CLUSTER = (
-    *("tests/batch/", "tests/cell/", "tests/clients/test_saxutil_cell", "tests/llm/batches/", "tests/llm/serve/"),
+    *("tests/jobs/", "tests/cell/", "tests/clients/test_saxutil_cell", "tests/llm/batch_api/", "tests/llm/serve/"),
     *("tests/llm/client_libraries/", "tests/llm/slice/", "tests/serving/ingress/test_scaled_to_zero"),
     *("tests/serving/ingress/test_haproxy_dies", "tests/stable_diffusion/serve/"),
 )

@@ -23,7 +23,7 @@ PROMPT = 16  # tokens
 def engine_alone(engine: Any) -> Callable[[int, int, Any], float]:
     """Microseconds for a token without text: `(streams, tokens of each, params)`."""
     from apps.llm.api import TokenOutput, TokenRequest
-    from apps.llm.text.sampling import sampling_of
+    from apps.llm.text.requests.sampling import sampling_of
 
     ids = itertools.count(1 << 40)
 

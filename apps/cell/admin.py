@@ -12,12 +12,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from apps.cell import acl, calls
+from apps.cell import calls
+from apps.cell.desired import acl
+from apps.cell.desired.state import CellState, Published, PublishedAdapter
+from apps.cell.desired.store import LEASE_S, RENEW_S, StateError, StateTaken, Store
 from apps.cell.errors import AlreadyTaken, CellError, NotAllowed, NotPublished, Unavailable
 from apps.cell.names import check_cell, check_length, model_name, split
 from apps.cell.registry import Registry
-from apps.cell.state import CellState, Published, PublishedAdapter
-from apps.cell.store import LEASE_S, RENEW_S, StateError, StateTaken, Store
 from apps.serving.files import Lease
 from ray_configs.cell import CellConfig
 

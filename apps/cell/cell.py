@@ -11,14 +11,14 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from apps.cell import acl
 from apps.cell.admin import Admin
 from apps.cell.calls import Entry
+from apps.cell.desired import acl
+from apps.cell.desired.state import Published
 from apps.cell.names import split
 from apps.cell.reconcile import Delete, ServeApp, Target, Version, assign, steps, surge_percent
 from apps.cell.rounds import Failures
 from apps.cell.serve_apps import ServeApps, config_digest
-from apps.cell.state import Published
 from ray_configs.cell import CellConfig
 from ray_configs.llm import LLMConfig
 

@@ -6,7 +6,7 @@ Each round starts from what is observed: a step that a crash cut short is comput
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from apps.cell.state import Published
+from apps.cell.desired.state import Published
 from ray_configs.llm import AdapterSource
 
 FIRST_RETRY_S, LAST_RETRY_S = 15.0, 600.0

@@ -17,8 +17,8 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 from pydantic import ValidationError
 
+from apps.cell.desired.state import Published
 from apps.cell.errors import CellError
-from apps.cell.state import Published
 from apps.serving.model_roots import HUB, is_hub_id, permitted
 from ray_configs.applications import lm_cloud
 from ray_configs.cell import CellConfig

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from apps.cell.store import RENEW_S
+from apps.cell.desired.store import RENEW_S
 
 log = logging.getLogger("podslice")
 

@@ -24,6 +24,7 @@ from apps.cell import calls
 from apps.cell.admin import Admin
 from apps.cell.calls import AnswerT, Call, Change
 from apps.cell.cell import CellReconciler
+from apps.cell.desired.store import LEASE_S, RENEW_S, Store
 from apps.cell.errors import AdminFailed, CellError, Unavailable
 from apps.cell.http.app import http_app, spoken
 from apps.cell.http.dispatcher import View
@@ -31,7 +32,6 @@ from apps.cell.http.relay import Relay
 from apps.cell.names import split
 from apps.cell.rounds import Failures, Rounds
 from apps.cell.serve_apps import ServeApps
-from apps.cell.store import LEASE_S, RENEW_S, Store
 from apps.serving import private_ray
 from apps.serving.files import Holder
 from apps.serving.ingress import front

@@ -54,7 +54,7 @@ class Caller:
 
 ANYONE = Caller()
 CALLER: ContextVar[Caller] = ContextVar("CALLER", default=ANYONE)
-"""The caller of the current task's requests. `EngineModel` reads it, so dialects need not pass it on."""
+"""The caller of the current task's requests. `TextModel` reads it, so dialects need not pass it on."""
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,10 +6,10 @@ from typing import Any
 from fastapi import FastAPI
 from ray import serve
 
-from apps.llm.batches.records import BatchStore, Limits
-from apps.llm.batches.storage import Storage
-from apps.llm.engine_model import EngineModel
+from apps.llm.batch_api.files.storage import Storage
+from apps.llm.batch_api.records import BatchStore, Limits
 from apps.llm.http.app import http_app
+from apps.llm.served.text_model import TextModel
 from apps.llm.slice import SliceHosts, load_engine
 from apps.serving.ingress.api_keys import Principals
 from apps.serving.replica import EngineServer, bound
@@ -42,7 +42,7 @@ class LLMServer(EngineServer):
     _adapters: asyncio.Task[None] | None = None
     """The last change of the adapters."""
 
-    def load(self, config: LLMConfig) -> EngineModel:
+    def load(self, config: LLMConfig) -> TextModel:
         self._batch_store = None
         if config.batches is not None:  # first: what is wrong with it is known at once
             self._batch_store = BatchStore(
@@ -59,9 +59,9 @@ class LLMServer(EngineServer):
         engine, self._hosts = load_engine(config)
         self._stored_responses, self._tokenizer_info = config.kept_responses, config.tokenizer_info
         self._adapter_loading = config.adapter_loading
-        return EngineModel(config.served_name, engine, config.health_step_deadline_s)
+        return TextModel(config.served_name, engine, config.health_step_deadline_s)
 
-    def http_app(self, model: EngineModel, keys: Principals) -> FastAPI:
+    def http_app(self, model: TextModel, keys: Principals) -> FastAPI:
         return http_app(
             model, keys, self._stored_responses, self._batch_store, self._tokenizer_info, self._adapter_loading
         )
@@ -75,15 +75,15 @@ class LLMServer(EngineServer):
         Args:
             user_config: `adapters`, an AdapterSource for each name.
         """
-        assert isinstance(self._model, EngineModel)
+        assert isinstance(self._model, TextModel)
         changed = asyncio.create_task(self._model.hold_adapters(user_config["adapters"]))
         if self._adapters is None:
             await changed
         self._adapters = changed
 
     async def held_adapters(self) -> dict[str, tuple[AdapterSource, str]]:
-        """See `EngineModel.held_adapters`. Called by a cell's admin through a handle."""
-        assert isinstance(self._model, EngineModel)
+        """See `TextModel.held_adapters`. Called by a cell's admin through a handle."""
+        assert isinstance(self._model, TextModel)
         return self._model.held_adapters()
 
     async def check_health(self) -> None:

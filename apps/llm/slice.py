@@ -29,7 +29,7 @@ from ray_configs.llm import LLMConfig
 from ray_configs.tpu import TpuSlice
 
 if TYPE_CHECKING:
-    from apps.llm.engine.parallel.lockstep import SliceWorkers
+    from apps.llm.engine.hosts.lockstep import SliceWorkers
     from apps.llm.text import Engine
 
 log = logging.getLogger("podslice")
@@ -75,7 +75,7 @@ class SliceHost:
         log.setLevel(logging.INFO)
         # Must be set before jax is imported; the emulation's hosts have it set already.
         os.environ.setdefault("JAX_PLATFORMS", "tpu,cpu")
-        from apps.llm.engine.parallel import worker
+        from apps.llm.engine.hosts import worker
 
         engine = worker.Leader(leader, secret)
         connection = engine.connect(rank)
@@ -126,8 +126,8 @@ class SliceHosts:
         return hosts
 
     def _start_actors(self, wanted: TpuSlice, config: LLMConfig) -> None:
-        from apps.llm.engine.parallel.lockstep import SliceWorkers
-        from apps.llm.engine.parallel.wire import Listener
+        from apps.llm.engine.hosts.lockstep import SliceWorkers
+        from apps.llm.engine.hosts.wire import Listener
 
         host = ray.remote(num_cpus=0, resources={"TPU": wanted.chips_per_host}, max_restarts=0)(SliceHost)
         self._actors = [

@@ -23,8 +23,8 @@ from ray.util.tpu import SlicePlacementGroup, slice_placement_group
 
 from apps.serving import private_ray
 from apps.serving.private_ray import RayNode
+from ray_configs.cluster.labels import TPU_POD_TYPE, TPU_SLICE_NAME, TPU_WORKER_ID
 from ray_configs.cluster.workers import SLICES_KEPT
-from ray_configs.labels import TPU_POD_TYPE, TPU_SLICE_NAME, TPU_WORKER_ID
 from ray_configs.tpu import TpuSlice
 
 log = logging.getLogger("podslice")

@@ -18,11 +18,12 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from apps.serving import private_ray, progress
-from apps.serving.ingress import anthropic_errors, front
+from apps.serving.ingress import front
 from apps.serving.ingress.api_keys import OPEN, Principals, principals, principals_from_environment
 from apps.serving.ingress.application import HostedModel
+from apps.serving.ingress.dialects import anthropic_errors
+from apps.serving.ingress.dialects.openai_errors import OpenAIError
 from apps.serving.ingress.open_requests import Draining, OpenRequests
-from apps.serving.ingress.openai_errors import OpenAIError
 from apps.serving.ingress.same_machine import SameMachine, is_loopback, with_cors
 from apps.serving.logs.one_line import OneLine
 from apps.serving.replica_options import choose_platform, options

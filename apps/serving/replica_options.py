@@ -7,8 +7,8 @@ import os
 from typing import Any
 
 from ray_configs.applications.replicas import AppConfig
+from ray_configs.cluster.labels import TPU_POD_TYPE, TPU_WORKER_ID
 from ray_configs.cluster.workers import GROUP_LABEL, GROUPS_LABELLED, process_group_name
-from ray_configs.labels import TPU_POD_TYPE, TPU_WORKER_ID
 from ray_configs.llm import LLMConfig
 from ray_configs.stable_diffusion import StableDiffusionConfig
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from kuberay.check.nodes import Document, Node, quantity, version
 from kuberay.check.reading import file_of, objects_in
-from ray_configs.labels import ACCELERATOR, DYNAMIC_SLICE_TOPOLOGY, TOPOLOGY, TPU
+from ray_configs.cluster.labels import ACCELERATOR, DYNAMIC_SLICE_TOPOLOGY, TOPOLOGY, TPU
 from ray_configs.tpu import GENERATIONS, MachineType, TpuGeneration, TpuSlice
 
 RAY_KINDS = ("RayCluster", "RayService", "RayJob", "RayCronJob")

@@ -10,7 +10,7 @@ from kuberay.cluster.errors import Absent, ClusterError, Conflict, Interrupted, 
 from kuberay.cluster.manifests import Manifest, annotations, labels, managers, title
 from kuberay.cluster.references import references
 from kuberay.cluster.users import WAS_THERE, Users, is_there, is_workload, noted_users, shown, users_among
-from ray_configs.labels import RAY_CLUSTER, RAY_NODE_TYPE
+from ray_configs.cluster.labels import RAY_CLUSTER, RAY_NODE_TYPE
 
 LOOK_AGAIN_S = 0.5
 MAX_NAMED = 5

@@ -7,7 +7,7 @@ from typing import Any
 from kuberay.cluster.connection import Cluster
 from kuberay.cluster.errors import Refused, UnknownKind
 from kuberay.cluster.manifests import Manifest, is_true, title
-from ray_configs.labels import QUEUE
+from ray_configs.cluster.labels import QUEUE
 
 # What is owned comes before its owner: an owner that is missing from a later list has gone.
 WITH_PODS = (

@@ -10,7 +10,7 @@ from ruamel.yaml import YAML
 
 from kuberay.local import ServiceFailed
 from kuberay.local.hosts import HOST_LABEL, Host
-from ray_configs.labels import NODE_ID
+from ray_configs.cluster.labels import NODE_ID
 
 PATIENCE_S = 90
 """Timeout for the dashboard's first answer: on a busy machine it takes half a minute to start."""

@@ -15,7 +15,7 @@ from kubernetes.utils.quantity import parse_quantity
 
 from kuberay.local import LocalError
 from kuberay.render.ray.ray_cluster import HEADROOM
-from ray_configs.labels import (
+from ray_configs.cluster.labels import (
     ACCELERATOR_TYPE,
     NODE_GROUP,
     TPU,

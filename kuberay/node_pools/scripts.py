@@ -15,9 +15,9 @@ from kuberay.node_pools.pools import DEFAULT_DISK_GB, Pool, in_default_pool, is_
 from kuberay.node_pools.versions import minimum_version, refuse_old_version
 from ray_configs import capacity
 from ray_configs.cloud import SecretKey
+from ray_configs.cluster.labels import POOL_CAPACITY, POOL_OWNER
 from ray_configs.cluster.release import PODSLICE_VERSION, REGISTRY
 from ray_configs.job import Job
-from ray_configs.labels import POOL_CAPACITY, POOL_OWNER
 from ray_configs.loading import ConfigError
 from ray_configs.service import Service
 

@@ -6,8 +6,8 @@ from kuberay.render.notes import noted
 from kuberay.render.objects import MANAGED, kubernetes_object, metadata
 from kuberay.render.ray.pods import Config
 from kuberay.render.ray.serve_config import SERVE_PORT
+from ray_configs.cluster.labels import CERTIFICATE_MAP, GCP_SERVICE_ACCOUNT, LOAD_BALANCER_ADDRESSES, LOAD_BALANCER_TYPE
 from ray_configs.exposure import Gateway, LoadBalancer
-from ray_configs.labels import CERTIFICATE_MAP, GCP_SERVICE_ACCOUNT, LOAD_BALANCER_ADDRESSES, LOAD_BALANCER_TYPE
 from ray_configs.service import Service
 
 

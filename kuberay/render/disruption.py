@@ -5,7 +5,7 @@ from typing import Any
 from kuberay.render.notes import noted
 from kuberay.render.objects import kubernetes_object, metadata
 from kuberay.render.ray.pods import INSTANCE_LABEL
-from ray_configs.labels import RAY_GROUP
+from ray_configs.cluster.labels import RAY_GROUP
 from ray_configs.service import Service
 
 HEAD_GROUP = "headgroup"

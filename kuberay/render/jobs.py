@@ -22,8 +22,8 @@ from kuberay.render.ray.pods import (
 )
 from kuberay.render.ray.ray_cluster import ray_cluster_spec
 from ray_configs.capacity import FlexStart, Queued
+from ray_configs.cluster.labels import JOB_NAME, NODE_POOL, RAY_CLUSTER
 from ray_configs.job import Job
-from ray_configs.labels import JOB_NAME, NODE_POOL, RAY_CLUSTER
 
 SUBMITTER_RETRIES = 6
 """As of any Kubernetes Job."""

@@ -9,7 +9,7 @@ from kuberay.render.notes import noted
 from kuberay.render.objects import MANAGED, kubernetes_object
 from kuberay.render.ray.pods import Config
 from ray_configs.capacity import KUEUE_VERSION, WHY_NO_NEWER_KUEUE, Queued
-from ray_configs.labels import MAX_RUN_DURATION, PROVISIONING_REQUEST, QUEUE, QUEUED, TPU
+from ray_configs.cluster.labels import MAX_RUN_DURATION, PROVISIONING_REQUEST, QUEUE, QUEUED, TPU
 from ray_configs.service import Service
 
 ANY, ANY_MEMORY = "1G", "1000000000Gi"

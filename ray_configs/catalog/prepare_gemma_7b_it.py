@@ -6,7 +6,7 @@ from ray_configs.job import Job
 job = Job(
     name="prepare-gemma-7b-it",
     command=(
-        *("python", "-m", "apps.batch.prepare", "google/gemma-7b-it", "/gcs/gemma-7b-it"),
+        *("python", "-m", "apps.jobs.prepare", "google/gemma-7b-it", "/gcs/gemma-7b-it"),
         *("--slice", "v5e:2x4:8t"),
     ),
     retries=3,

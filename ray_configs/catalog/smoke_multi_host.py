@@ -6,7 +6,7 @@ from ray_configs.job import Job
 
 job = Job(
     name="smoke-multi-host",
-    command=("python", "-m", "apps.batch.smoke", "--platform", "tpu", "--expect", "8"),
+    command=("python", "-m", "apps.jobs.smoke", "--platform", "tpu", "--expect", "8"),
     slice="v5e:2x4:4t",
     capacity=FlexStart(max_run_hours=1),
     max_run_hours=1,

@@ -6,7 +6,7 @@ from ray_configs.job import Job
 
 job = Job(
     name="smoke-single-host",
-    command=("python", "-m", "apps.batch.smoke", "--platform", "tpu", "--expect", "4"),
+    command=("python", "-m", "apps.jobs.smoke", "--platform", "tpu", "--expect", "4"),
     slice="v5e:2x2",
     capacity=FlexStart(max_run_hours=1),
     max_run_hours=1,

@@ -73,7 +73,7 @@ class Application(Config):
                 f"scratch_gb={self.scratch_gb} is too little: each host fetches all of {self.config.model}, about "
                 f"{fetched_gb(self.config)} GB, and the Pod would be evicted while it loads. Set "
                 f"{self._scratch_needed_gb} or more, or leave it out; or prepare the model into a bucket "
-                "(python -m apps.batch.prepare), from which each host reads only its part"
+                "(python -m apps.jobs.prepare), from which each host reads only its part"
             )
         return self
 

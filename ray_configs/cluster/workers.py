@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ray_configs.capacity import Capacity, FlexStart, Queued
-from ray_configs.labels import POOL_CAPACITY, POOL_OWNER
+from ray_configs.cluster.labels import POOL_CAPACITY, POOL_OWNER
 from ray_configs.tpu import TpuSlice
 
 PROCESS_SCRATCH_GB = 10

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 
-from ray_configs.labels import ACCELERATOR, ACCELERATOR_TYPE, TOPOLOGY, TPU_POD_TYPE, TPU_TOPOLOGY
+from ray_configs.cluster.labels import ACCELERATOR, ACCELERATOR_TYPE, TOPOLOGY, TPU_POD_TYPE, TPU_TOPOLOGY
 from ray_configs.tpu.generations import GENERATIONS, MachineType, TpuGeneration
 
 

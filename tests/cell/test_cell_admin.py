@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from apps.cell.admin import Admin
+from apps.cell.desired.store import Store
 from apps.cell.errors import AlreadyTaken, CellError, NotAllowed, NotPublished
-from apps.cell.store import Store
 from apps.serving.files import Holder
 from ray_configs.cell import CellConfig
 

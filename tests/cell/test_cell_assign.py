@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from apps.cell.desired.state import Published
 from apps.cell.reconcile import assign
-from apps.cell.state import Published
 
 
 def models(**wanted: int) -> dict[str, Published]:

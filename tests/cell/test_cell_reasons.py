@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from apps.cell.cell import CellReconciler, LastRound, _failure
+from apps.cell.desired.state import Published, PublishedAdapter
 from apps.cell.reconcile import ReplicaStatus, ServeApp
 from apps.cell.serve_apps import adapter_refusals
-from apps.cell.state import Published, PublishedAdapter
 from ray_configs.cell import CellConfig
 from ray_configs.llm import AdapterSource
 

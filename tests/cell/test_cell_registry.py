@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from apps.cell.desired.state import Published
 from apps.cell.errors import CellError
 from apps.cell.registry import Registry, catalog_models
-from apps.cell.state import Published
 from ray_configs.cell import CellConfig
 from ray_configs.llm import LLMConfig
 

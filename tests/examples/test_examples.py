@@ -43,13 +43,13 @@ def test_a_config_of_ones_own() -> None:
 
 @pytest.fixture(scope="module")
 def language_model() -> Iterator[str]:
-    from apps.llm.engine_model import EngineModel
     from apps.llm.http.app import http_app
+    from apps.llm.served.text_model import TextModel
     from apps.llm.text import Engine, EngineConfig
 
     engine = Engine.load(EngineConfig(**SMALL))
     try:
-        with served(http_app(EngineModel("demo", engine, 60))) as url:
+        with served(http_app(TextModel("demo", engine, 60))) as url:
             yield url
     finally:
         engine.shutdown()

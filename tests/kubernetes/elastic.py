@@ -12,9 +12,9 @@ import yaml
 
 from ray_configs.catalog.spmd_175b import service as spmd
 from tests.kubernetes.clusters import Cluster
-from tests.kubernetes.deploying import Deployed, deployed, with_fields
-from tests.kubernetes.traffic import Model
-from tests.kubernetes.waiting import SERVICE_S, until
+from tests.kubernetes.services.deploying import Deployed, deployed, with_fields
+from tests.kubernetes.services.traffic import Model
+from tests.kubernetes.services.waiting import SERVICE_S, until
 
 NAMESPACE, MODEL, TPU, CPU = "scaling-test", "/sax/test/spmd", "tpu-v5e-2x4-4t", "cpu-v5e-2x4-4t"
 MOST = 2

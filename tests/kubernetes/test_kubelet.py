@@ -13,7 +13,7 @@ import pytest
 
 from tests.kubernetes.clusters import Cluster
 from tests.kubernetes.harness.nodes import node
-from tests.kubernetes.waiting import PATIENCE_S, until
+from tests.kubernetes.services.waiting import PATIENCE_S, until
 
 
 class Pods:

@@ -21,7 +21,7 @@ from ray_configs.llm import LLMConfig
 from ray_configs.service import Application, Service
 from tests.kubernetes.catalog_manifests import Object, expected_pods, items, settled_pods
 from tests.kubernetes.clusters import Cluster
-from tests.kubernetes.deploying import harness_only
+from tests.kubernetes.services.deploying import harness_only
 
 QUEUE = "kueue.x-k8s.io/queue-name"
 TOLERATION = {"key": "cloud.google.com/gke-queued", "operator": "Exists", "effect": "NoSchedule"}

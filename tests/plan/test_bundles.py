@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from apps.llm.engine.step import StepShape
+from apps.llm.engine.execute.step import StepShape
 from apps.plan.llm import bundles, experts
 from apps.plan.llm.kernel import Loops
 from apps.plan.llm.planner import Sized, Workload

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from apps.llm.engine.parallel.layout import Layout
+from apps.arrays.layout import Layout
 from apps.plan import hlo, traffic
 from apps.plan.llm import bundles, experts, search
 from apps.plan.llm.planner import Sized, Workload

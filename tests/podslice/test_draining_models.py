@@ -19,7 +19,7 @@ import httpx
 import psutil
 import pytest
 
-from apps.cell.store import Store
+from apps.cell.desired.store import Store
 from tests.podslice.test_draining import ATTEMPTS, SLOW_RAY
 from tests.ports import free_port
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from apps.cell.state import CellState
-from apps.cell.store import Store
-from apps.llm.batches.storage import Storage
+from apps.cell.desired.state import CellState
+from apps.cell.desired.store import Store
+from apps.llm.batch_api.files.storage import Storage
 from apps.serving.files import Holder, Lease, create, make_folder, writing
 from tests.llm.engine import tiny_models
 

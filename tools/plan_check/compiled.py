@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from apps.llm.engine.step import StepShape
+from apps.llm.engine.execute.step import StepShape
 from apps.plan import topology
 from apps.plan.llm.program import MeasuredStep
 from apps.plan.measured import KernelCost, Measured, run_time

@@ -12,13 +12,13 @@ from apps.cell.http.dispatcher import Dispatcher, Front
 from apps.cell.http.openai import openai_router
 from apps.cell.http.relay import Relay
 from apps.cell.http.saxml import saxml_router
-from apps.serving.ingress import anthropic_errors
 from apps.serving.ingress.api_keys import RequireKey, principal_of
 from apps.serving.ingress.application import HeadAsGet, PanicsAreErrors, unknown_path
 from apps.serving.ingress.bodies import BodyRefused
-from apps.serving.ingress.openai_errors import OpenAIError, from_unread
+from apps.serving.ingress.dialects import anthropic_errors
+from apps.serving.ingress.dialects.openai_errors import OpenAIError, from_unread
+from apps.serving.ingress.dialects.saxml_answers import failed, failure
 from apps.serving.ingress.same_machine import SameMachine
-from apps.serving.ingress.saxml_answers import failed, failure
 from apps.serving.pages import Try, add_pages
 
 

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 from fastapi import Request
 from starlette.responses import Response
 
-from apps.cell import acl
 from apps.cell.calls import AnswerT, Call, Entry
+from apps.cell.desired import acl
 from apps.cell.errors import CellError, NotAllowed, NotPublished, Unavailable
 from apps.cell.http.relay import Relay
 from apps.cell.names import split

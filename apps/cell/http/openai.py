@@ -9,10 +9,10 @@ from starlette.responses import Response
 from apps.cell.calls import Entry
 from apps.cell.http.dispatcher import Dispatcher, streamed
 from apps.cell.http.saxml import RELAYED
-from apps.serving.ingress.anthropic_errors import PATHS
 from apps.serving.ingress.bodies import BodyTooLarge
+from apps.serving.ingress.dialects.anthropic_errors import PATHS
+from apps.serving.ingress.dialects.openai_errors import OpenAIError
 from apps.serving.ingress.json_body import BadJSON, parsed_object, read_json
-from apps.serving.ingress.openai_errors import OpenAIError
 from apps.serving.ingress.openapi import STREAMED
 
 COUNT = f"{PATHS}/count_tokens"

@@ -13,11 +13,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from apps.cell.errors import Unavailable
-from apps.serving.ingress import anthropic_errors
-from apps.serving.ingress.anthropic_errors import PATHS
 from apps.serving.ingress.api_keys import CALLER_HEADER
-from apps.serving.ingress.openai_errors import OpenAIError
-from apps.serving.ingress.saxml_answers import failure
+from apps.serving.ingress.dialects import anthropic_errors
+from apps.serving.ingress.dialects.anthropic_errors import PATHS
+from apps.serving.ingress.dialects.openai_errors import OpenAIError
+from apps.serving.ingress.dialects.saxml_answers import failure
 
 log = logging.getLogger("podslice")
 

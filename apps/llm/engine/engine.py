@@ -32,16 +32,16 @@ from apps.llm.api import (
 from apps.llm.engine.adapters import stack
 from apps.llm.engine.adapters.loaded import Adapter, LoadedAdapters
 from apps.llm.engine.adapters.peft import PeftAdapter
+from apps.llm.engine.execute import layout_choice
 from apps.llm.engine.execute.local import ThisProcess
 from apps.llm.engine.executor_protocol import DevicePlace, Executor
 from apps.llm.engine.grammar.matchers import AnyMatcher, Grammars
 from apps.llm.engine.interface import Vocabulary
 from apps.llm.engine.model.split import Split
-from apps.llm.engine.parallel import layout_choice
-from apps.llm.engine.scheduling.answer import Answer
-from apps.llm.engine.scheduling.loop import Loop
-from apps.llm.engine.scheduling.pooling import prompt_task, tokens_of
-from apps.llm.engine.scheduling.sequence import Sequence
+from apps.llm.engine.schedule.answer import Answer
+from apps.llm.engine.schedule.loop import Loop
+from apps.llm.engine.schedule.pooling import prompt_task, tokens_of
+from apps.llm.engine.schedule.sequence import Sequence
 from apps.llm.engine.speculation.choice import TurnTimes
 from apps.llm.engine.speculation.drafter import Drafter, grams
 from apps.llm.engine.weights.digest import model_digest

@@ -5,13 +5,13 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
+from apps.arrays.layout import Devices, Layout
 from apps.llm.engine.adapters.stack import Adapted
 from apps.llm.engine.execute.readout import Readout
+from apps.llm.engine.execute.sampling import Extras
+from apps.llm.engine.execute.step import HostStep, StepShape
 from apps.llm.engine.model.architecture import Architecture
-from apps.llm.engine.parallel.layout import Devices, Layout
-from apps.llm.engine.parallel.products import splits_by_token
-from apps.llm.engine.sampling import Extras
-from apps.llm.engine.step import HostStep, StepShape
+from apps.llm.engine.model.products import splits_by_token
 from apps.llm.engine.weights.model import Model
 from ray_configs.llm import EngineConfig
 

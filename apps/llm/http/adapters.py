@@ -7,9 +7,9 @@ from pydantic import Field
 from starlette.responses import PlainTextResponse, Response
 
 from apps.arrays.model_folder import CheckpointError
-from apps.llm.engine_model import EngineModel
+from apps.llm.served.text_model import TextModel
 from apps.serving.ingress.bodies import Body
-from apps.serving.ingress.openai_errors import OpenAIError, parsed, refusing
+from apps.serving.ingress.dialects.openai_errors import OpenAIError, parsed, refusing
 from apps.serving.ingress.openapi import json_body
 
 
@@ -25,7 +25,7 @@ class UnloadAdapterBody(Body):
     """Accepted and ignored."""
 
 
-def named(model: EngineModel, name: str | None) -> EngineModel:
+def named(model: TextModel, name: str | None) -> TextModel:
     """The served model, if a request names it or none; with an adapter, if it names that or `model:adapter`.
 
     Raises:
@@ -47,7 +47,7 @@ def named(model: EngineModel, name: str | None) -> EngineModel:
     return model.with_adapter(adapter, name)
 
 
-def adapters_router(model: EngineModel, loading: bool) -> APIRouter:
+def adapters_router(model: TextModel, loading: bool) -> APIRouter:
     """The endpoints over this model; without `loading`, they refuse."""
     router = APIRouter()
 

@@ -8,7 +8,7 @@ from starlette.responses import JSONResponse, Response
 
 from apps.llm.chat.events import ArgumentsPiece, CallEnd, CallStart, ChatEvent, ReasoningPiece, TextPiece
 from apps.llm.chat.reader import PARAGRAPH
-from apps.llm.engine_stream import EngineStream
+from apps.llm.served.text_stream import TextStream
 from apps.llm.text_api import Output, PieceReader
 from apps.serving.ingress.bodies import EventStream
 
@@ -29,7 +29,7 @@ class PromptsAlone:
         """Does nothing: there is nothing to free."""
 
 
-Source = EngineStream | PromptsAlone
+Source = TextStream | PromptsAlone
 
 
 class Writer(ABC):
@@ -99,7 +99,7 @@ class BlockWriter(Writer):
         reader: splits the answer into reasoning, text and calls; None if it is only text.
     """
 
-    def __init__(self, stream: EngineStream, reader: PieceReader | None):
+    def __init__(self, stream: TextStream, reader: PieceReader | None):
         self.stream, self.reader = stream, reader
         self.blocks: list[Block] = []
         self.open: type[TextPiece | ReasoningPiece | CallStart] | None = None

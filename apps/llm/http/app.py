@@ -10,9 +10,8 @@ from fastapi.routing import APIRoute
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
-from apps.llm.batches.http import batches_router
-from apps.llm.batches.records import BatchStore
-from apps.llm.engine_model import EngineModel
+from apps.llm.batch_api.http import batches_router
+from apps.llm.batch_api.records import BatchStore
 from apps.llm.http import jetstream, saxml
 from apps.llm.http.adapters import adapters_router
 from apps.llm.http.anthropic.routes import anthropic_router
@@ -21,20 +20,21 @@ from apps.llm.http.openai.routes import openai_router
 from apps.llm.http.responses.routes import responses_router
 from apps.llm.http.responses.store import ResponseStore
 from apps.llm.http.vllm import vllm_router
-from apps.llm.tracing import Traced
-from apps.serving.ingress import anthropic_errors
+from apps.llm.served.text_model import TextModel
+from apps.llm.served.tracing import Traced
 from apps.serving.ingress.api_keys import OPEN, Principals
 from apps.serving.ingress.application import answer_errors, models_router
 from apps.serving.ingress.bodies import BodyTooLarge
+from apps.serving.ingress.dialects import anthropic_errors
+from apps.serving.ingress.dialects.openai_errors import OpenAIError
+from apps.serving.ingress.dialects.saxml_answers import failed
 from apps.serving.ingress.json_body import read_json
-from apps.serving.ingress.openai_errors import OpenAIError
 from apps.serving.ingress.openapi import STREAMED, json_body
-from apps.serving.ingress.saxml_answers import failed
 from apps.serving.pages import Try, add_pages
 
 
 def http_app(
-    model: EngineModel,
+    model: TextModel,
     keys: Principals = OPEN,
     stored_responses: int = 0,
     batches: BatchStore | None = None,
@@ -52,7 +52,7 @@ def http_app(
     """
     runner = None
     if batches is not None:
-        from apps.llm.batches.runner import Runner  # imported only where batches are on
+        from apps.llm.batch_api.runner import Runner  # imported only where batches are on
 
         runner = Runner(batches)
     lifespan = None if runner is None else lambda _: runner.running(http_app(model), model)

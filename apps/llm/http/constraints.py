@@ -12,7 +12,7 @@ from apps.llm.api import MAX_WORDS
 from apps.llm.chat.grammar import choice_rule, grammar_rule, regex_rule
 from apps.llm.text_api import Pattern
 from apps.serving.ingress.bodies import Body
-from apps.serving.ingress.openai_errors import OpenAIError
+from apps.serving.ingress.dialects.openai_errors import OpenAIError
 
 MAX_CHOICES = 1000
 MOST_GRAMMAR = 100_000

@@ -14,12 +14,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.responses import JSONResponse, Response
 
 from apps.llm.api import EngineError, EngineStopped
-from apps.llm.engine_model import EngineModel
 from apps.llm.http.answering import Writer, answered
+from apps.llm.served.text_model import TextModel
 from apps.llm.text_api import Output, SamplingParams
 from apps.serving.errors import shortened
+from apps.serving.ingress.dialects.openai_errors import of_stream, retry_after
 from apps.serving.ingress.json_body import BadJSON, validated
-from apps.serving.ingress.openai_errors import of_stream, retry_after
 
 
 class JetStreamBody(BaseModel):
@@ -66,7 +66,7 @@ class JetStreamWriter(Writer):
         return {"response": self._text}
 
 
-def jetstream_router(model: EngineModel) -> APIRouter:
+def jetstream_router(model: TextModel) -> APIRouter:
     """The dialect's own routes. /generate is shared with Saxml; see `generate`."""
     router = APIRouter()
 
@@ -87,7 +87,7 @@ def jetstream_router(model: EngineModel) -> APIRouter:
     return router
 
 
-async def generate(model: EngineModel, content: bytes) -> Response:
+async def generate(model: TextModel, content: bytes) -> Response:
     """POST /generate with JetStream's body. Greedy: JetStream sets sampling on the server, with greedy the default."""
     try:
         body = validated(JetStreamBody, content or b"{}")

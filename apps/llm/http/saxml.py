@@ -15,15 +15,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from starlette.responses import Response
 
 from apps.llm.api import EngineError
-from apps.llm.engine_model import EngineModel
 from apps.llm.http.adapters import named
 from apps.llm.http.answering import Writer, answered
+from apps.llm.served.text_model import TextModel
 from apps.llm.text_api import Output, SamplingParams
 from apps.serving.ingress.bodies import BodyTooLarge
+from apps.serving.ingress.dialects.openai_errors import OpenAIError, from_body, from_engine, of_stream
+from apps.serving.ingress.dialects.saxml_answers import SaxmlJSON, failed, failure
 from apps.serving.ingress.json_body import BadJSON, read_json, validated
-from apps.serving.ingress.openai_errors import OpenAIError, from_body, from_engine, of_stream
 from apps.serving.ingress.openapi import json_body
-from apps.serving.ingress.saxml_answers import SaxmlJSON, failed, failure
 
 DONE = b"data: [DONE]\n\n"
 
@@ -109,7 +109,7 @@ def is_saxml(body: bytes) -> bool:
     return isinstance(fields, dict) and ("query" in fields or "extra_inputs" in fields)
 
 
-def saxml_router(model: EngineModel) -> APIRouter:
+def saxml_router(model: TextModel) -> APIRouter:
     """The dialect's own routes. /generate is shared with JetStream; see `generate`."""
     router = APIRouter()
 
@@ -133,7 +133,7 @@ def saxml_router(model: EngineModel) -> APIRouter:
     return router
 
 
-async def generate(model: EngineModel, content: bytes) -> Response:
+async def generate(model: TextModel, content: bytes) -> Response:
     """POST /generate with Saxml's body. A text's score is the sum of its tokens' log probabilities."""
     try:
         body = validated(SaxmlBody, content)

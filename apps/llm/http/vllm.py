@@ -12,13 +12,13 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from starlette.responses import JSONResponse, Response
 
 from apps.llm.api import MAX_MESSAGES, MAX_TOOLS, Pool
-from apps.llm.engine_model import EngineModel
 from apps.llm.http.adapters import named
 from apps.llm.http.openai.messages import Message, ToolBody
 from apps.llm.http.openai.requests import MAX_INPUTS, ChatBody
+from apps.llm.served.text_model import TextModel
 from apps.llm.text.tokenizer.limits import TokenLimit
 from apps.serving.ingress.bodies import Body
-from apps.serving.ingress.openai_errors import OpenAIError, parsed, refusing
+from apps.serving.ingress.dialects.openai_errors import OpenAIError, parsed, refusing
 from apps.serving.ingress.openapi import json_body
 
 UNIONS = {
@@ -123,7 +123,7 @@ def each(texts: str | list[str]) -> list[str]:
     return [texts] if isinstance(texts, str) else texts
 
 
-def vllm_router(model: EngineModel, tokenizer_info: bool = False) -> APIRouter:
+def vllm_router(model: TextModel, tokenizer_info: bool = False) -> APIRouter:
     """The dialect's routes over this model; with `tokenizer_info`, that one answers."""
     router = APIRouter()
 
@@ -214,9 +214,7 @@ def vllm_router(model: EngineModel, tokenizer_info: bool = False) -> APIRouter:
     return router
 
 
-async def _relevance(
-    served: EngineModel, pairs: Sequence[tuple[Place, Place]], body: Judging
-) -> tuple[list[float], int]:
+async def _relevance(served: TextModel, pairs: Sequence[tuple[Place, Place]], body: Judging) -> tuple[list[float], int]:
     """How relevant the second text of each pair is to the first, and the number of tokens that were read.
 
     Raises:
@@ -244,7 +242,7 @@ async def _relevance(
 
 
 async def _prompts(
-    served: EngineModel, texts: Sequence[Place], special: bool = True, after: int = 0
+    served: TextModel, texts: Sequence[Place], special: bool = True, after: int = 0
 ) -> list[Sequence[int]]:
     """Token ids of the texts. Raises OpenAIError, naming the field, if one is empty or has no room for `after` more."""
     limits = [TokenLimit(served.max_model_len - after, field) for _, field in texts]

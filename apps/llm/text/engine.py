@@ -26,8 +26,8 @@ from apps.llm.engine.interface import TokenEngine
 from apps.llm.text.admission import Admission
 from apps.llm.text.generation import Delivery, Generation
 from apps.llm.text.loading import open_model
-from apps.llm.text.prompt_ids import PromptIds
-from apps.llm.text.request_maker import Made, Owner, RequestMaker
+from apps.llm.text.requests.maker import Made, Owner, RequestMaker
+from apps.llm.text.requests.prompt_ids import PromptIds
 from apps.llm.text.reranker import Reranker
 from apps.llm.text.scripting import Scripting
 from apps.llm.text.tokenizer.limits import TokenLimit

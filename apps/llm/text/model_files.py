@@ -5,8 +5,8 @@ from typing import Any
 
 from apps.llm.api import Pool, RequestError
 from apps.llm.engine.weights.model import Model
+from apps.llm.text.requests.validation import check_params
 from apps.llm.text.tokenizer.model_tokenizer import ModelTokenizer
-from apps.llm.text.validation import check_params
 from apps.llm.text_api import SamplingParams
 from ray_configs.llm import EngineConfig
 

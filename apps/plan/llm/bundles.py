@@ -29,6 +29,7 @@ from apps.llm.engine.attention.pallas import PallasAttention
 from apps.llm.engine.attention.sharded import attend
 from apps.llm.engine.attention.spec import QKV, AttentionSpec, LayerCache
 from apps.llm.engine.execute.programs import EnginePrograms
+from apps.llm.engine.execute.step import StepShape
 from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.model.decoder import Decoder
 from apps.llm.engine.model.experts import kernel as experts_kernel
@@ -36,7 +37,6 @@ from apps.llm.engine.model.experts.mixture import feed_forward
 from apps.llm.engine.model.experts.weights import ExpertWeights
 from apps.llm.engine.model.feed_forward.experts import expert_weights
 from apps.llm.engine.model.pointwise import gated
-from apps.llm.engine.step import StepShape
 from apps.plan import topology
 from apps.plan.llm import experts
 from apps.plan.llm.kernel import Loops

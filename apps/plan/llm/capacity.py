@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from apps.llm.engine.step import StepShape
+from apps.llm.engine.execute.step import StepShape
 from apps.plan.llm.program import MeasuredStep
 
 

@@ -3,12 +3,12 @@
 import math
 from dataclasses import dataclass, replace
 
+from apps.arrays.layout import Devices, Layout
 from apps.llm.engine.attention.spec import AttentionSpec
+from apps.llm.engine.execute.layout_choice import choose
+from apps.llm.engine.execute.step import StepShape
 from apps.llm.engine.executor_protocol import fitting, step_shapes
 from apps.llm.engine.model.architecture import Architecture
-from apps.llm.engine.parallel.layout import Devices, Layout
-from apps.llm.engine.parallel.layout_choice import choose
-from apps.llm.engine.step import StepShape
 from apps.plan import topology
 from apps.plan.llm import architectures, bundles, capacity, experts, kernel
 from apps.plan.llm.capacity import BatchMemory, Memory

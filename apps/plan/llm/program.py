@@ -14,8 +14,8 @@ import jax
 
 from apps.arrays.programs import Key, ProgramSpec
 from apps.llm.engine.execute.programs import EnginePrograms
+from apps.llm.engine.execute.step import StepShape
 from apps.llm.engine.model.layers import LayerSpec
-from apps.llm.engine.step import StepShape
 from apps.plan import hlo, traffic
 from apps.plan.llm import experts
 from apps.plan.measured import Measured, compiled

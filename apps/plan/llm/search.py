@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 from pydantic import Field
 
+from apps.arrays.layout import Devices, Layout
+from apps.llm.engine.execute.layout_choice import Cost, DeviceWeights, possible
 from apps.llm.engine.model.architecture import Architecture
-from apps.llm.engine.parallel.layout import Devices, Layout
-from apps.llm.engine.parallel.layout_choice import Cost, DeviceWeights, possible
 from apps.plan import topology
 from apps.plan.llm import architectures
 from apps.plan.llm.planner import Sized, Workload, plan, unread

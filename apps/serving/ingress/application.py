@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 from apps.serving.errors import AnswerFailed, EngineStopped, panics_as
 from apps.serving.ingress.api_keys import Asgi, Principals, RequireKey
 from apps.serving.ingress.bodies import BodyRefused
-from apps.serving.ingress.openai_errors import OpenAIError, from_unread
+from apps.serving.ingress.dialects.openai_errors import OpenAIError, from_unread
 
 
 class HostedModel(Protocol):

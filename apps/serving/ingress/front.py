@@ -22,7 +22,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from apps.serving import private_ray
-from apps.serving.ingress.anthropic_errors import by_path
 from apps.serving.ingress.api_keys import (
     OPEN,
     SCOPE_PRINCIPAL,
@@ -32,7 +31,8 @@ from apps.serving.ingress.api_keys import (
     principals_from_environment,
 )
 from apps.serving.ingress.bodies import BODIES, MAX_BYTES, BodyRefused, declared
-from apps.serving.ingress.openai_errors import OpenAIError, from_unread
+from apps.serving.ingress.dialects.anthropic_errors import by_path
+from apps.serving.ingress.dialects.openai_errors import OpenAIError, from_unread
 from apps.serving.ingress.same_machine import with_cors
 from ray_configs.applications.replicas import AppConfig
 

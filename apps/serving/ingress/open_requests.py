@@ -8,7 +8,7 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from apps.serving.ingress.openai_errors import OpenAIError
+from apps.serving.ingress.dialects.openai_errors import OpenAIError
 
 RETRY_AFTER_S = 5.0
 GO_ON = frozenset({"/metrics", "/sdapi/v1/progress", "/sdapi/v1/interrupt"})

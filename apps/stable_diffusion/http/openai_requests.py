@@ -13,7 +13,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
 from apps.serving.ingress.bodies import MAX_BYTES, Body, BodyTooLarge, read_body
-from apps.serving.ingress.openai_errors import OpenAIError, from_body
+from apps.serving.ingress.dialects.openai_errors import OpenAIError, from_body
 
 ONLY = {
     "output_format": ("png", "pictures carry their parameters in PNG's metadata"),

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from kuberay.check.manifests import Container, Group, RayCluster
 from kuberay.check.nodes import quantity, version
 from kuberay.check.rules import Problem, error, note, rule, warning
-from ray_configs.labels import TPU, TPU_SLICE_NAME, TPU_WORKER_ID
+from ray_configs.cluster.labels import TPU, TPU_SLICE_NAME, TPU_WORKER_ID
 
 _RAY_IMAGE = re.compile(r"(?:^|/)rayproject/ray(?:-ml|-llm)?:(\d+\.\d+\.\d+)[^-@]*(?:-py3(\d+))?")
 _SHARE = 0.29

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from kuberay.check.manifests import Group, Manifest, RayCluster
 from kuberay.check.rules import Problem, note, rule, warning
 from ray_configs.capacity import KUEUE_VERSION
+from ray_configs.cluster.labels import FLEX_START, PROVISIONING, QUEUE, QUEUED, SPOT, TPU
 from ray_configs.cluster.workers import GROUP_LABEL
-from ray_configs.labels import FLEX_START, PROVISIONING, QUEUE, QUEUED, SPOT, TPU
 
 _PATIENCE = "RAY_AUTOSCALER_RECONCILE_ALLOCATE_STATUS_TIMEOUT_S"
 _LAUNCHES = "AUTOSCALER_MAX_CONCURRENT_LAUNCHES"

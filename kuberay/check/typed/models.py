@@ -45,7 +45,7 @@ def weights(config: EngineConfig) -> Weights | None:
 
 
 def _prepared_as_int8(folder: Path) -> bool:
-    """Whether `python -m apps.batch.prepare` has already quantized the weights to int8."""
+    """Whether `python -m apps.jobs.prepare` has already quantized the weights to int8."""
     try:
         return json.loads((folder / "manifest.json").read_text())["quantize_weights"] == "int8"
     except (OSError, ValueError, KeyError, TypeError):

@@ -5,7 +5,14 @@ from collections.abc import Iterator
 from kuberay.check.manifests import BatchJob
 from kuberay.check.nodes import Node
 from kuberay.check.rules import Problem, error, note, rule, warning
-from ray_configs.labels import DYNAMIC_SLICE, EXCLUSIVE_TOPOLOGY, JOB_CONTROLLER, JOB_NAME, KUEUE_TOPOLOGY, NODE_POOL
+from ray_configs.cluster.labels import (
+    DYNAMIC_SLICE,
+    EXCLUSIVE_TOPOLOGY,
+    JOB_CONTROLLER,
+    JOB_NAME,
+    KUEUE_TOPOLOGY,
+    NODE_POOL,
+)
 
 _GIVEN_NAME = ("job-name", JOB_NAME)
 """Labels that Kubernetes gives to a Job's Pods, with the Job's name."""

@@ -12,7 +12,7 @@ from kuberay.check.nodes import Node, repeated
 from kuberay.check.rules import Problem, error, meant, note, rule, warning
 from kuberay.check.subjects import subjects_of
 from ray_configs.base import nearest
-from ray_configs.labels import GCS_FUSE
+from ray_configs.cluster.labels import GCS_FUSE
 
 _API = "Kubernetes API server: validation of Pods"
 _REFUSED = "the API server refuses the Pod"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from kuberay.check.manifests import Container, Group, Pod
 from kuberay.check.nodes import Node, quantity
 from kuberay.check.rules import Problem, error, rule, warning
-from ray_configs.labels import TPU
+from ray_configs.cluster.labels import TPU
 
 _MEMORY_UNSURE = frozenset({"ct6e-standard-1t"})
 """Machine types whose memory differs between Google's tables."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from kuberay.check.manifests import GENERATION_OF, RARE_ACCELERATORS, Group, Pod
 from kuberay.check.rules import Problem, error, meant, note, rule, warning
 from ray_configs.base import nearest
-from ray_configs.labels import (
+from ray_configs.cluster.labels import (
     ACCELERATOR,
     COMPUTE_CLASS,
     FLEX_START,

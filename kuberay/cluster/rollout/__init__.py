@@ -15,7 +15,7 @@ from kuberay.cluster.rollout.exposure import RolloutStep, recreation
 from kuberay.cluster.rollout.sameness import differences, short
 from kuberay.cluster.rollout.serve_config import ServeApplication, applications
 from kuberay.render.ray.ray_cluster import NEVER_S
-from ray_configs.labels import QUEUE
+from ray_configs.cluster.labels import QUEUE
 
 NUMBERS = ("replicas", "minReplicas", "maxReplicas")
 SKIPPED = frozenset({*NUMBERS, "scaleStrategy", "suspend"})

@@ -5,7 +5,7 @@ from typing import Any
 
 from kuberay.cluster.manifests import Manifest
 from kuberay.cluster.rollout.sameness import differences, same, short
-from ray_configs.labels import LOAD_BALANCER_TYPE
+from ray_configs.cluster.labels import LOAD_BALANCER_TYPE
 
 
 @dataclass(frozen=True)

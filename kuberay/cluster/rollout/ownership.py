@@ -10,7 +10,7 @@ from copy import deepcopy
 
 from kuberay.cluster.manifests import Manifest, labels, without_server_fields
 from kuberay.cluster.rollout.sameness import same
-from ray_configs.labels import QUEUE
+from ray_configs.cluster.labels import QUEUE
 
 OPERATOR, KUEUE = "kuberay-operator", "kueue"
 

@@ -5,7 +5,7 @@ import re
 from kuberay.cluster.manifests import Manifest, condition, is_true
 from kuberay.cluster.status.snapshot import Events, Snapshot, one_line, since
 from kuberay.cluster.status.state import Health, Phase
-from ray_configs.labels import ACCELERATOR, TOPOLOGY
+from ray_configs.cluster.labels import ACCELERATOR, TOPOLOGY
 
 STARTING = ("", "ContainerCreating", "PodInitializing")
 """Reasons why a container waits without a fault."""

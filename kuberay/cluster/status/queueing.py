@@ -3,7 +3,7 @@
 from kuberay.cluster.manifests import Manifest, condition, is_true, labels
 from kuberay.cluster.status.snapshot import Snapshot, one_line, since
 from kuberay.cluster.status.state import Health, Phase
-from ray_configs.labels import QUEUE
+from ray_configs.cluster.labels import QUEUE
 
 UNSEEN = Health(
     Phase.STARTING,

@@ -10,7 +10,7 @@ from kuberay.cluster.status.pods import slice_shape
 from kuberay.cluster.status.slices import ReadyHosts, Slice
 from kuberay.cluster.status.snapshot import Snapshot, one_line
 from kuberay.cluster.status.state import Health, Phase
-from ray_configs.labels import RAY_CLUSTER, RAY_GROUP, REPLICA_NAME
+from ray_configs.cluster.labels import RAY_CLUSTER, RAY_GROUP, REPLICA_NAME
 
 
 @dataclass(frozen=True)

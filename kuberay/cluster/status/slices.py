@@ -11,7 +11,7 @@ from kuberay.cluster.status import pods as pod_states
 from kuberay.cluster.status.pods import slice_shape
 from kuberay.cluster.status.snapshot import Snapshot
 from kuberay.cluster.status.state import Health, Phase
-from ray_configs.labels import HOST_INDEX, JOB_COMPLETION_INDEX, RAY_GROUP, REPLICA_INDEX, REPLICA_NAME
+from ray_configs.cluster.labels import HOST_INDEX, JOB_COMPLETION_INDEX, RAY_GROUP, REPLICA_INDEX, REPLICA_NAME
 
 IDLE = "runs but serves nothing: no replica on it answers"
 

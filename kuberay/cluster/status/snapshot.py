@@ -8,7 +8,7 @@ from datetime import datetime
 from kuberay.cluster.connection import Cluster
 from kuberay.cluster.errors import UnknownKind
 from kuberay.cluster.manifests import Manifest, labels
-from ray_configs.labels import JOB_NAME, ORIGIN_KIND, ORIGIN_NAME, QUEUE, RAY_CLUSTER, RAY_NODE_TYPE
+from ray_configs.cluster.labels import JOB_NAME, ORIGIN_KIND, ORIGIN_NAME, QUEUE, RAY_CLUSTER, RAY_NODE_TYPE
 
 
 class Events:

@@ -4,8 +4,7 @@ from typing import Any
 
 from ray_configs.base import Kind
 from ray_configs.capacity import Capacity, FlexStart, Queued, Reservation, Spot
-from ray_configs.cluster.workers import pool_binding
-from ray_configs.labels import (
+from ray_configs.cluster.labels import (
     FLEX_START,
     QUEUED,
     RESERVATION,
@@ -13,6 +12,7 @@ from ray_configs.labels import (
     SPOT,
     TPU,
 )
+from ray_configs.cluster.workers import pool_binding
 from ray_configs.tpu import TpuSlice
 
 TAINTS: dict[type[Kind], str] = {Spot: SPOT, Queued: QUEUED}

@@ -7,9 +7,9 @@ from kuberay.render.notes import noted
 from kuberay.render.overlay import overlaid
 from kuberay.render.ray.placement import node_selector, tolerations
 from ray_configs.cloud import Bucket, SecretKey
+from ray_configs.cluster.labels import GCS_FUSE, TPU
 from ray_configs.cluster.workers import CPU_POD_MEMORY_GB, WorkerGroup
 from ray_configs.job import Job
-from ray_configs.labels import GCS_FUSE, TPU
 from ray_configs.service import Service
 from ray_configs.tpu import TpuSlice
 

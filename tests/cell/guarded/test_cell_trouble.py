@@ -15,9 +15,9 @@ import pytest
 
 from apps.cell.admin import Admin
 from apps.cell.cell import CellReconciler
+from apps.cell.desired.store import RENEW_S, StateError, Store
 from apps.cell.errors import CellError, Unavailable
 from apps.cell.rounds import FIRST_AGAIN_S, LAST_AGAIN_S, Failures, Rounds
-from apps.cell.store import RENEW_S, StateError, Store
 from apps.serving.files import Holder
 from ray_configs.cell import CellConfig
 

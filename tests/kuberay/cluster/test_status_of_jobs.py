@@ -12,7 +12,7 @@ RAY_JOB: Manifest = {
     "apiVersion": "ray.io/v1",
     "kind": "RayJob",
     "metadata": {"name": "prepare", "uid": "job"},
-    "spec": {"entrypoint": "python -m apps.batch", "rayClusterSpec": {}},
+    "spec": {"entrypoint": "python -m apps.jobs", "rayClusterSpec": {}},
 }
 JOB: Manifest = {
     "apiVersion": "batch/v1",

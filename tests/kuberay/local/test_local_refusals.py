@@ -127,7 +127,7 @@ def test_too_little_memory_is_refused_unless_one_insists(monkeypatch):
 
 def test_a_job_is_refused_with_what_to_run():
     said = refused("ray_configs.catalog.smoke_multi_host")
-    assert "podslice check ray_configs.catalog.smoke_multi_host" in said and "apps.batch.smoke" in said
+    assert "podslice check ray_configs.catalog.smoke_multi_host" in said and "apps.jobs.smoke" in said
 
 
 def test_whatever_is_left_out_is_named():

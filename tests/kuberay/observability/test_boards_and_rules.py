@@ -10,7 +10,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from apps.llm.metrics import LanguageMetrics
+from apps.llm.served.metrics import LanguageMetrics
 from apps.stable_diffusion.metrics import PictureMetrics
 from kuberay.check import check
 from kuberay.observability import alert_groups, boards

@@ -128,7 +128,7 @@ def test_flex_start_hosts_find_each_other_by_a_headless_service() -> None:
 @pytest.mark.parametrize(("name", "chips"), [("smoke_single_host", "4"), ("smoke_multi_host", "8")])
 def test_flex_start_jobs_count_the_chips_without_the_tutorials_privileges(name: str, chips: str) -> None:
     container = at(rendered(name, "Job"), "spec.template.spec.containers.0")
-    assert container["command"] == ["python", "-m", "apps.batch.smoke", "--platform", "tpu", "--expect", chips]
+    assert container["command"] == ["python", "-m", "apps.jobs.smoke", "--platform", "tpu", "--expect", chips]
     assert "securityContext" not in container
 
 

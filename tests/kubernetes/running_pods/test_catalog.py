@@ -11,9 +11,9 @@ from ray_configs.catalog import gemma_7b_it_v5e, llama3_8b_v5e, local, spmd_175b
 from ray_configs.cloud import HUGGING_FACE_TOKEN
 from ray_configs.service import Service
 from tests.kubernetes.clusters import Cluster
-from tests.kubernetes.deploying import Deployed, Object, deployed, with_fields
-from tests.kubernetes.traffic import Model, count
-from tests.kubernetes.waiting import SERVICE_S
+from tests.kubernetes.services.deploying import Deployed, Object, deployed, with_fields
+from tests.kubernetes.services.traffic import Model, count
+from tests.kubernetes.services.waiting import SERVICE_S
 
 SD_REQ = Path(__file__).parents[3] / "clients" / "sd_req.py"
 WHOLE_SLICES = 8

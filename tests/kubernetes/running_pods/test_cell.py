@@ -9,9 +9,9 @@ import pytest
 
 from ray_configs.catalog.cell_v5e_4x8 import service as cell
 from tests.kubernetes.clusters import Cluster
-from tests.kubernetes.deploying import Deployed, deployed, harness_only
-from tests.kubernetes.traffic import Model, Traffic, count
-from tests.kubernetes.waiting import SERVICE_S, until
+from tests.kubernetes.services.deploying import Deployed, deployed, harness_only
+from tests.kubernetes.services.traffic import Model, Traffic, count
+from tests.kubernetes.services.waiting import SERVICE_S, until
 
 NAMESPACE, MODEL = "cell-test", "/sax/test/spmd"
 PATH = "saxml.server.pax.lm.params.lm_cloud.LmCloudSpmd175B32Test"

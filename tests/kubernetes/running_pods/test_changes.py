@@ -12,9 +12,9 @@ from ray_configs.llm import LLMConfig
 from ray_configs.service import Application, Service
 from ray_configs.upgrade import NewCluster
 from tests.kubernetes.clusters import Cluster
-from tests.kubernetes.deploying import Deployed, deployed, manifest_of, with_fields
-from tests.kubernetes.traffic import Model, Traffic, count
-from tests.kubernetes.waiting import SERVICE_S, until
+from tests.kubernetes.services.deploying import Deployed, deployed, manifest_of, with_fields
+from tests.kubernetes.services.traffic import Model, Traffic, count
+from tests.kubernetes.services.waiting import SERVICE_S, until
 
 MODEL = LLMConfig(drain_timeout_s=10)
 CONFIG = Service(

@@ -12,12 +12,12 @@ from ray_configs.catalog.smoke_multi_host import job as multi_host
 from ray_configs.catalog.smoke_single_host import job as single_host
 from ray_configs.job import Job
 from tests.kubernetes.clusters import Cluster
-from tests.kubernetes.deploying import with_fields
 from tests.kubernetes.harness.nodes import POOL, nodes_for
-from tests.kubernetes.waiting import SERVICE_S, until
+from tests.kubernetes.services.deploying import with_fields
+from tests.kubernetes.services.waiting import SERVICE_S, until
 
 Object = dict[str, Any]
-SMOKE = ("python", "-m", "apps.batch.smoke", "--platform", "cpu", "--expect")
+SMOKE = ("python", "-m", "apps.jobs.smoke", "--platform", "cpu", "--expect")
 pytestmark = pytest.mark.timeout(2 * SERVICE_S)
 
 

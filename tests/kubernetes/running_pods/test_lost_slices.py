@@ -8,10 +8,10 @@ import pytest
 
 from kuberay.render.ray.ray_cluster import HEADROOM
 from tests.kubernetes.clusters import Cluster
-from tests.kubernetes.deploying import Deployed, harness_only
 from tests.kubernetes.elastic import MODEL, MOST, TPU, Watch, elastic_service, group, one_replica, settle, uids, wait
-from tests.kubernetes.traffic import Model, Traffic
-from tests.kubernetes.waiting import SERVICE_S
+from tests.kubernetes.services.deploying import Deployed, harness_only
+from tests.kubernetes.services.traffic import Model, Traffic
+from tests.kubernetes.services.waiting import SERVICE_S
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(2 * SERVICE_S)]
 

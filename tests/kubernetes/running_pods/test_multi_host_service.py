@@ -9,10 +9,10 @@ import pytest
 from ray_configs.catalog.spmd_175b import service as spmd
 from ray_configs.cloud import SecretKey
 from tests.kubernetes.clusters import Cluster
-from tests.kubernetes.deploying import Deployed, Object, deployed, harness_only, port_forward, with_fields
 from tests.kubernetes.harness.nodes import nodes_for
-from tests.kubernetes.traffic import Model, Traffic, count
-from tests.kubernetes.waiting import SERVICE_S, until
+from tests.kubernetes.services.deploying import Deployed, Object, deployed, harness_only, port_forward, with_fields
+from tests.kubernetes.services.traffic import Model, Traffic, count
+from tests.kubernetes.services.waiting import SERVICE_S, until
 
 NAMESPACE, KEY, MODEL = "spmd-test", "sk-of-the-test", "/sax/test/spmd"
 Record = Callable[[str, object], None]

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from tests.kubernetes.clusters import Cluster
-from tests.kubernetes.deploying import Deployed
 from tests.kubernetes.elastic import CPU, MODEL, TPU, Watch, elastic_service, group, one_replica, settle, wait
-from tests.kubernetes.traffic import Model, Traffic, count
-from tests.kubernetes.waiting import SERVICE_S
+from tests.kubernetes.services.deploying import Deployed
+from tests.kubernetes.services.traffic import Model, Traffic, count
+from tests.kubernetes.services.waiting import SERVICE_S
 
 pytestmark = pytest.mark.timeout(2 * SERVICE_S)
 

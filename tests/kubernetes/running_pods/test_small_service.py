@@ -18,9 +18,9 @@ from ray_configs.llm import LLMConfig
 from ray_configs.service import Application, GcsFaultTolerance, Service
 from ray_configs.stable_diffusion import StableDiffusionConfig
 from tests.kubernetes.clusters import Cluster
-from tests.kubernetes.deploying import Deployed, Object, deployed, harness_only
-from tests.kubernetes.traffic import Model, Traffic, count
-from tests.kubernetes.waiting import SERVICE_S, until
+from tests.kubernetes.services.deploying import Deployed, Object, deployed, harness_only
+from tests.kubernetes.services.traffic import Model, Traffic, count
+from tests.kubernetes.services.waiting import SERVICE_S, until
 
 NAMESPACE, PASSWORD = "small-test", "of-the-test"
 SD_REQ = Path(__file__).parents[3] / "clients" / "sd_req.py"

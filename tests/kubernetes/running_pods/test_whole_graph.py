@@ -14,9 +14,9 @@ from ray_configs.catalog.whole_graph import llm
 from ray_configs.catalog.whole_graph import service as whole_graph
 from ray_configs.cloud import HUGGING_FACE_TOKEN
 from tests.kubernetes.clusters import Cluster
-from tests.kubernetes.deploying import Deployed, deployed, with_fields
-from tests.kubernetes.traffic import Model, count
-from tests.kubernetes.waiting import SERVICE_S, until
+from tests.kubernetes.services.deploying import Deployed, deployed, with_fields
+from tests.kubernetes.services.traffic import Model, count
+from tests.kubernetes.services.waiting import SERVICE_S, until
 
 NAMESPACE, PUBLISHED = "graph-test", "/sax/test/small"
 PATH = "saxml.server.pax.lm.params.lm_cloud.LmCloudSpmd2BTest"

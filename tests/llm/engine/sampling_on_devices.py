@@ -9,9 +9,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from apps.llm.api import MAX_BIAS
+from apps.llm.engine.execute.sampling import Extras, SamplingState, sample
+from apps.llm.engine.execute.step import StepShape
 from apps.llm.engine.executor_protocol import Tokens
-from apps.llm.engine.sampling import Extras, SamplingState, sample
-from apps.llm.engine.step import StepShape
 
 ROWS = 40
 RNG = np.random.default_rng(3)

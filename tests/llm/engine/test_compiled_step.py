@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
+from apps.llm.engine.execute.step import StepShape
 from apps.llm.engine.model.families.hugging_face import from_hf_config
-from apps.llm.engine.step import StepShape
 from tests.llm.engine import tiny_models, tpu_step
 
 NO_TPU_HERE = {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}

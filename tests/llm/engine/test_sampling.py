@@ -13,10 +13,10 @@ import pytest
 from jax.sharding import Mesh
 
 from apps.llm.api import MAX_BIAS, TOP_LOGPROBS
+from apps.llm.engine.execute.sampling import Extras, SamplingState, sample, start_slot
+from apps.llm.engine.execute.step import StepShape
+from apps.llm.engine.execute.vocabulary_scans import weighted_choice
 from apps.llm.engine.executor_protocol import Tokens
-from apps.llm.engine.sampling import Extras, SamplingState, sample, start_slot
-from apps.llm.engine.step import StepShape
-from apps.llm.engine.vocabulary_scans import weighted_choice
 from tests.llm.engine import tiny_models
 
 SEQS, VOCAB, ROWS = 16, 50, 20

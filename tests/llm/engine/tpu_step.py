@@ -14,10 +14,10 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import Mesh
 
+from apps.llm.engine.execute.step import StepShape
 from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.model.families import lm_cloud
 from apps.llm.engine.model.families.hugging_face import from_hf_config
-from apps.llm.engine.step import StepShape
 from apps.llm.text import EngineConfig
 from apps.plan.llm import known
 from apps.plan.llm.program import StepPrograms

@@ -12,15 +12,15 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from apps.llm.engine_model import EngineModel
 from apps.llm.http.adapters import adapters_router
-from apps.serving.ingress.openai_errors import OpenAIError
+from apps.llm.served.text_model import TextModel
+from apps.serving.ingress.dialects.openai_errors import OpenAIError
 from ray_configs.llm import LLMConfig
 
 
 def client(reads: list[str], **config: Any) -> TestClient:
     """The endpoints over a model whose engine reads nothing."""
-    model = object.__new__(EngineModel)
+    model = object.__new__(TextModel)
     model.name = "base"
     engine: Any = SimpleNamespace(config=LLMConfig(max_adapters=2, **config))
     engine.load_adapter = lambda name, location: reads.append(location)

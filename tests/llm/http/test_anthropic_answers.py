@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from apps.llm.chat.formats.hermes import Hermes
 from apps.llm.chat.reader import AnswerReader, ReasoningMarks
-from apps.llm.engine_stream import EngineStream
 from apps.llm.http.anthropic import answers as anthropic_answers
 from apps.llm.http.anthropic.answers import MessageWriter
+from apps.llm.served.text_stream import TextStream
 from apps.llm.text.generation import Generation
 from apps.llm.text_api import Output, SamplingParams
 
@@ -24,7 +24,7 @@ def writer(context: int = 1000, plain: bool = False) -> MessageWriter:
     generation = Generation(range(20), SamplingParams())
     generation.cached_tokens = 16
     reader = None if plain else AnswerReader(Hermes(), ["f"], ReasoningMarks("<think>", "</think>"))
-    return MessageWriter("m", EngineStream([generation], None, 0), reader, context)
+    return MessageWriter("m", TextStream([generation], None, 0), reader, context)
 
 
 def outputs(pieces: Sequence[str], reason: Any = "stop", stopped_by: Any = None) -> list[list[Output]]:

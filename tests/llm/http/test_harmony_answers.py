@@ -6,16 +6,16 @@ import pytest
 
 from apps.llm.chat.formats.harmony import Harmony
 from apps.llm.chat.reader import AnswerReader
-from apps.llm.engine_stream import EngineStream
 from apps.llm.http.anthropic.answers import MessageWriter
 from apps.llm.http.openai.chat_answers import ChatWriter
 from apps.llm.http.openai.completion_answers import choices
 from apps.llm.http.responses.answers import ResponseWriter
 from apps.llm.http.responses.requests import ResponseBody
+from apps.llm.served.text_stream import TextStream
 from apps.llm.text.generation import Generation
 from apps.llm.text_api import SamplingParams
 from tests.llm.http import test_anthropic_answers as messages
-from tests.llm.http import test_responses_answers as responses
+from tests.llm.http.responses import test_responses_answers as responses
 
 ANSWER = (
     "<|channel|>analysis<|message|>Rain? I look.<|end|>"
@@ -30,8 +30,8 @@ def cut(size: int) -> list[str]:
     return [ANSWER[at : at + size] for at in range(0, len(ANSWER), size)]
 
 
-def source() -> EngineStream:
-    return EngineStream([Generation(range(20), SamplingParams())], None, 0)
+def source() -> TextStream:
+    return TextStream([Generation(range(20), SamplingParams())], None, 0)
 
 
 def reader() -> AnswerReader:

@@ -14,10 +14,10 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from apps.llm.engine_model import EngineModel
 from apps.llm.http.app import http_app
+from apps.llm.served.text_model import TextModel
+from apps.llm.served.tracing import Tracing, tracing
 from apps.llm.text_api import SamplingParams
-from apps.llm.tracing import Tracing, tracing
 from tests.http_servers import StandInHandler, StandInServer, served
 from tests.llm.serve.serving import MODEL, held, wait_until
 
@@ -34,13 +34,13 @@ def without_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def model(crowded_server: Any) -> EngineModel:
+def model(crowded_server: Any) -> TextModel:
     """The model, whose spans the test chooses."""
-    return EngineModel(MODEL, crowded_server.engine, step_deadline_s=60)
+    return TextModel(MODEL, crowded_server.engine, step_deadline_s=60)
 
 
 @pytest.fixture
-def spans(model: EngineModel) -> InMemorySpanExporter:
+def spans(model: TextModel) -> InMemorySpanExporter:
     """The model's spans, in memory."""
     exporter = InMemorySpanExporter()
     model.tracing = Tracing(MODEL, SimpleSpanProcessor(exporter))
@@ -48,7 +48,7 @@ def spans(model: EngineModel) -> InMemorySpanExporter:
 
 
 @pytest.fixture
-def url(model: EngineModel, spans: InMemorySpanExporter) -> Iterator[str]:
+def url(model: TextModel, spans: InMemorySpanExporter) -> Iterator[str]:
     with served(http_app(model)) as url:
         yield url
 
@@ -183,7 +183,7 @@ def test_a_missing_package_is_named(monkeypatch, caplog):
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "otlp")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
     monkeypatch.setattr(logging.getLogger("podslice"), "propagate", True)
-    monkeypatch.setattr("apps.llm.tracing.entry_points", lambda **of: ())
+    monkeypatch.setattr("apps.llm.served.tracing.entry_points", lambda **of: ())
     assert tracing(MODEL) is None
     # Twice where another test has given the logger a handler of caplog's.
     (message,) = {record.getMessage() for record in caplog.records}

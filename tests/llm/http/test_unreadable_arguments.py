@@ -14,7 +14,7 @@ from apps.llm.chat.reader import AnswerReader
 from apps.llm.http.openai.chat_answers import ChatWriter
 from apps.llm.http.openai.completion_answers import choices
 from tests.llm.http import test_anthropic_answers as anthropic
-from tests.llm.http import test_responses_answers as responses
+from tests.llm.http.responses import test_responses_answers as responses
 
 ARGUMENTS = [
     r'{"a": "\ud83d"}',

@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from apps.llm.chat.model_format import ModelFormat
-from apps.llm.engine_stream import EngineStream
+from apps.llm.served.text_stream import TextStream
 from apps.llm.text_api import Output
 from tests.llm.serve.serving import MODEL, SMALL, LocalServer, local_server, serve_cli
 from tests.llm.text import chat_models
@@ -61,11 +61,11 @@ def change_template(chat_server: LocalServer, monkeypatch: pytest.MonkeyPatch) -
 @pytest.fixture
 def token_by_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes streams send an event for each token, even if a busy machine lets the server read several at once."""
-    batches = EngineStream.batches
+    batches = TextStream.batches
 
-    async def one_by_one(stream: EngineStream) -> AsyncIterator[list[Output]]:
+    async def one_by_one(stream: TextStream) -> AsyncIterator[list[Output]]:
         async for outputs in batches(stream):
             for output in outputs:
                 yield [output]
 
-    monkeypatch.setattr(EngineStream, "batches", one_by_one)
+    monkeypatch.setattr(TextStream, "batches", one_by_one)

@@ -36,13 +36,13 @@ class LocalServer:
 @contextmanager
 def local_server(**config: Any) -> Iterator[LocalServer]:
     """The application without Ray, for tests that need access to the engine."""
-    from apps.llm.engine_model import EngineModel
     from apps.llm.http.app import http_app
+    from apps.llm.served.text_model import TextModel
     from apps.llm.text import Engine
     from ray_configs.llm import EngineConfig
 
     engine = Engine.load(EngineConfig(**SMALL, **config))
-    model = EngineModel(MODEL, engine, step_deadline_s=60)
+    model = TextModel(MODEL, engine, step_deadline_s=60)
     with served(http_app(model)) as url:
         try:
             yield LocalServer(url, engine, model)

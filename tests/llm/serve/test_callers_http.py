@@ -11,7 +11,7 @@ import ray.serve.metrics
 from apps.llm.api import CallerStats
 from apps.llm.http.app import http_app
 from apps.llm.http.caller import caller_of
-from apps.llm.metrics import CallerMetrics
+from apps.llm.served.metrics import CallerMetrics
 from apps.serving.ingress.api_keys import RELAY, SCOPE_PRINCIPAL, principals
 from tests.llm.serve.serving import MODEL, local_server, wait_until
 

@@ -12,8 +12,8 @@ import jax
 import numpy as np
 import pytest
 
-from apps.llm.engine_model import EngineModel
 from apps.llm.http.app import http_app
+from apps.llm.served.text_model import TextModel
 from tests.http_servers import served
 from tests.llm.serve.serving import MODEL, LocalServer, held, local_server, wait_until
 
@@ -150,7 +150,7 @@ def test_log_probabilities_are_json_whatever_the_bias(server: LocalServer) -> No
 def test_a_stuck_engine_holds_no_request_longer_than_its_deadline(server: LocalServer, name: str) -> None:
     """No step ends while the engine is held; the answer comes all the same, and later ones are as before."""
     path, body = (ASKED | READS)[name]
-    model = EngineModel(MODEL, server.engine, step_deadline_s=0.5)
+    model = TextModel(MODEL, server.engine, step_deadline_s=0.5)
     with served(http_app(model)) as url, held(server.engine):
         reply = httpx.post(url + path, json=body, timeout=50)
         assert reply.status_code == 503 and "in one step" in message(reply)
@@ -162,7 +162,7 @@ def test_a_stuck_engine_holds_no_request_longer_than_its_deadline(server: LocalS
 @pytest.mark.parametrize("name", ASKED)
 def test_a_stream_of_a_stuck_engine_ends_with_an_error(server: LocalServer, name: str) -> None:
     path, body = ASKED[name]
-    model = EngineModel(MODEL, server.engine, step_deadline_s=0.5)
+    model = TextModel(MODEL, server.engine, step_deadline_s=0.5)
     with (
         served(http_app(model)) as url,
         held(server.engine, after=3),
@@ -176,7 +176,7 @@ def test_a_stream_of_a_stuck_engine_ends_with_an_error(server: LocalServer, name
 
 def test_a_watched_engine_that_goes_on_keeps_its_requests(server: LocalServer) -> None:
     """A pause shorter than the deadline ends nothing; a heartbeat beside it shows that the loop was never held."""
-    model = EngineModel(MODEL, server.engine, step_deadline_s=30)
+    model = TextModel(MODEL, server.engine, step_deadline_s=30)
 
     async def ask() -> tuple[int, int]:
         beats = 0

@@ -12,7 +12,7 @@ import pytest
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from apps.llm.engine.grammar.matchers import Matcher
-from apps.llm.engine.scheduling.answer import Answer
+from apps.llm.engine.schedule.answer import Answer
 from apps.serving.errors import AnswerFailed, is_panic, panics_as
 from tests.llm.serve.serving import LocalServer
 

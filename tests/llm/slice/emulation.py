@@ -25,7 +25,7 @@ from ray.util.placement_group import placement_group_table
 from apps.llm import build
 from apps.llm.slice_reservation import slices
 from apps.serving.ingress.direct_ingress import prefer_direct_ingress
-from ray_configs.labels import TPU_SLICE_NAME, TPU_WORKER_ID
+from ray_configs.cluster.labels import TPU_SLICE_NAME, TPU_WORKER_ID
 from ray_configs.llm import LLMConfig
 from ray_configs.tpu import TpuSlice
 from tests.ports import free_port, serve_ports

@@ -10,7 +10,7 @@ from collections import Counter
 def main() -> None:
     orders = json.loads(sys.stdin.readline())
     from apps.llm.engine.execute import local
-    from apps.llm.engine.parallel import worker
+    from apps.llm.engine.hosts import worker
     from apps.llm.engine.weights.checkpoint import Checkpoint
     from ray_configs.llm import EngineConfig
 

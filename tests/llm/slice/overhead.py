@@ -21,13 +21,13 @@ import numpy as np
 os.environ["RAY_AUTH_MODE"] = "disabled"
 sys.path.append(str(Path(__file__).parents[3]))
 
+from apps.llm.engine.execute.layout_choice import choose
 from apps.llm.engine.execute.local import ThisProcess
 from apps.llm.engine.execute.readout import Launched
+from apps.llm.engine.execute.step import HostStep, StepShape
 from apps.llm.engine.executor_protocol import DevicePlace, Executor, step_shapes
-from apps.llm.engine.parallel.layout_choice import choose
-from apps.llm.engine.parallel.lockstep import RankWorkers
-from apps.llm.engine.parallel.wire import NO_DP_RANK, Listener, MessageKind, message
-from apps.llm.engine.step import HostStep, StepShape
+from apps.llm.engine.hosts.lockstep import RankWorkers
+from apps.llm.engine.hosts.wire import NO_DP_RANK, Listener, MessageKind, message
 from apps.llm.engine.weights.model import Model
 from ray_configs.llm import EngineConfig
 from tests.llm.slice.processes import Processes
@@ -81,7 +81,7 @@ def milliseconds(launch: Callable[[], Any], read: Callable[[Any], Any], steps: i
 
 
 def tcp_host(port: int, secret: str, rank: int, step_s: float) -> None:
-    from apps.llm.engine.parallel import worker
+    from apps.llm.engine.hosts import worker
 
     class Samples:
         def __init__(self, ready: float):
@@ -210,7 +210,7 @@ def loaded(config: EngineConfig, place: DevicePlace) -> Executor:
 
 def by_itself(coordinator: str, rank: int, hosts: int) -> float:
     """The model's steps on this process's devices, or on those of several which all do this, without a message."""
-    from apps.llm.engine.parallel import distributed
+    from apps.arrays import distributed
 
     if hosts > 1:
         distributed.join(coordinator, rank, hosts)

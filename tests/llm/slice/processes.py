@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from apps.llm.engine.parallel.layout import Devices, Layout
-from apps.llm.engine.parallel.lockstep import LockstepExecutor, SliceWorkers
-from apps.llm.engine.parallel.wire import Listener
+from apps.arrays.layout import Devices, Layout
+from apps.llm.engine.hosts.lockstep import LockstepExecutor, SliceWorkers
+from apps.llm.engine.hosts.wire import Listener
 from apps.llm.engine.weights.model import Model
 from ray_configs.llm import EngineConfig
 from tests.llm.engine import tiny_models

@@ -3,8 +3,8 @@
 import socket
 import threading
 
-from apps.llm.engine.parallel.lockstep import RankWorkers
-from apps.llm.engine.parallel.wire import NO_DP_RANK, Connection, Listener, MessageKind, message
+from apps.llm.engine.hosts.lockstep import RankWorkers
+from apps.llm.engine.hosts.wire import NO_DP_RANK, Connection, Listener, MessageKind, message
 
 
 def test_what_comes_right_behind_the_greeting_is_heard() -> None:

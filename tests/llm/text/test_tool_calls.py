@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
 
-from apps.batch.generation import requests as batch
+from apps.jobs.generation import requests as batch
 from apps.llm.api import Grammar, RequestError
 from apps.llm.chat.call_format import mark
 from apps.llm.chat.conversation import ChatRequest, Conversation, PastCall

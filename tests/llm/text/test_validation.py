@@ -3,7 +3,7 @@
 import pytest
 
 from apps.llm.api import PromptTooLong, RequestError
-from apps.llm.text.validation import answer_limit
+from apps.llm.text.requests.validation import answer_limit
 from apps.llm.text_api import SamplingParams
 
 CONTEXT, CACHE = 100, 80

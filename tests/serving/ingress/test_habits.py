@@ -18,8 +18,8 @@ from starlette.testclient import TestClient
 from apps.serving.ingress.api_keys import OPEN, principals
 from apps.serving.ingress.application import answer_errors
 from apps.serving.ingress.bodies import MAX_BYTES, Body, check_encoding
+from apps.serving.ingress.dialects.openai_errors import parsed
 from apps.serving.ingress.front import ProxyFront, Route
-from apps.serving.ingress.openai_errors import parsed
 from apps.serving.ingress.same_machine import SameMachine, with_cors
 from ray_configs.llm import LLMConfig
 

@@ -7,7 +7,7 @@ import pytest
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
-from apps.serving.ingress import anthropic_errors
+from apps.serving.ingress.dialects import anthropic_errors
 from apps.serving.ingress.open_requests import Draining, OpenRequests
 
 

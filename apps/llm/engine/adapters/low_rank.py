@@ -15,8 +15,8 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from apps.llm.engine.model.quantization import product
-from apps.llm.engine.step import Batch
+from apps.arrays.quantization import product
+from apps.llm.engine.execute.step import Batch
 
 
 class LowRank(NamedTuple):

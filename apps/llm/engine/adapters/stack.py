@@ -9,12 +9,12 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from apps.arrays.collectives import AXIS
 from apps.llm.engine.adapters.low_rank import AdaptedProduct, LowRank
 from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.model.feed_forward.choice import network_of
 from apps.llm.engine.model.mixers.choice import mixer_of
 from apps.llm.engine.model.split import Split
-from apps.llm.engine.parallel.collectives import AXIS
 
 Adapted = dict[str, LowRank]
 """A layer's matrices, by the name of the parameter whose product they add to."""

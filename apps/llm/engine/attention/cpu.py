@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 from apps.llm.engine.attention.spec import QKV, AttentionSpec, slots
 from apps.llm.engine.cpu.attention_calls import register
 from apps.llm.engine.cpu.attention_kernels import LOWEST
-from apps.llm.engine.step import Batch
+from apps.llm.engine.execute.step import Batch
 
 
 class CpuCache(NamedTuple):

@@ -10,7 +10,7 @@ from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_
 from jax.sharding import PartitionSpec as P
 
 from apps.llm.engine.attention.spec import QKV, AttentionSpec, slots
-from apps.llm.engine.step import Batch
+from apps.llm.engine.execute.step import Batch
 
 LOWEST = -1e30
 LANES = 128  # the kernel needs head_dim in whole vector registers

@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from apps.llm.engine.attention.spec import FP8, QKV, AttentionSpec, Implementation, KVScales, LayerCache
-from apps.llm.engine.step import Batch
+from apps.llm.engine.execute.step import Batch
 
 FP8_MOST = float(jnp.finfo(FP8).max)
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
-from apps.llm.engine.step import Batch
+from apps.llm.engine.execute.step import Batch
 from ray_configs.llm import EngineConfig
 
 LayerCache = Any  # one layer's pages, as its implementation lays them out

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from apps.llm.engine.attention.spec import FP8, QKV, AttentionSpec, slots
-from apps.llm.engine.step import Batch
+from apps.llm.engine.execute.step import Batch
 
 KEY_BLOCK = 128  # keys of one piece
 QUERY_BLOCK = 16  # queries of one piece of a prefill chunk

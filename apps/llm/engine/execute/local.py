@@ -21,18 +21,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from apps.arrays import distributed
+from apps.arrays.layout import Devices, Layout
 from apps.arrays.programs import ProgramSet, warming_up
 from apps.llm.engine.adapters import stack
 from apps.llm.engine.adapters.stack import Adapted
 from apps.llm.engine.execute.programs import CLEANED, EnginePrograms, alike, unlike
 from apps.llm.engine.execute.readout import BLOCK, Launched, Readout, head
+from apps.llm.engine.execute.sampling import Extras
+from apps.llm.engine.execute.step import HostStep, StepShape
 from apps.llm.engine.executor_protocol import Tokens, fitting, readable, step_shapes
 from apps.llm.engine.model import params
-from apps.llm.engine.parallel import distributed
-from apps.llm.engine.parallel.layout import Devices, Layout
-from apps.llm.engine.parallel.products import skips_padding
-from apps.llm.engine.sampling import Extras
-from apps.llm.engine.step import HostStep, StepShape
+from apps.llm.engine.model.products import skips_padding
 from apps.llm.engine.weights import prepared
 from apps.llm.engine.weights.model import Model
 from apps.llm.engine.weights.prepared import Prepared

@@ -12,12 +12,13 @@ from jax.sharding import PartitionSpec as P
 
 from apps.arrays.programs import ProgramSpec, shardings, zeros
 from apps.llm.api import MAX_BIAS
-from apps.llm.engine import sampling
 from apps.llm.engine.adapters import stack
 from apps.llm.engine.adapters.stack import Adapted
 from apps.llm.engine.attention import choice
 from apps.llm.engine.attention.spec import cache_dtype
-from apps.llm.engine.execute import readout
+from apps.llm.engine.execute import readout, sampling
+from apps.llm.engine.execute.sampling import Extras, SamplingState
+from apps.llm.engine.execute.step import StepShape
 from apps.llm.engine.executor_protocol import readable
 from apps.llm.engine.model import params
 from apps.llm.engine.model.architecture import Architecture
@@ -25,8 +26,6 @@ from apps.llm.engine.model.declaration import declare
 from apps.llm.engine.model.decoder import Decoder
 from apps.llm.engine.model.mixers.interface import Capacity, StateForm
 from apps.llm.engine.model.param import Params
-from apps.llm.engine.sampling import Extras, SamplingState
-from apps.llm.engine.step import StepShape
 from ray_configs.llm import EngineConfig
 
 CLEANED = 64

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from apps.llm.engine.execute.step import StepShape
 from apps.llm.engine.model.decoder import Decoder
 from apps.llm.engine.model.param import Params
-from apps.llm.engine.step import StepShape
 
 SCORE_ROWS = 4
 """Rows of `scores`: the target's log probability, its rank, the likeliest token, and that token's log probability."""

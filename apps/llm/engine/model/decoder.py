@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from apps.llm.engine.attention.spec import Implementation
+from apps.llm.engine.execute.step import Batch
 from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.model.feed_forward.choice import network_of
 from apps.llm.engine.model.layers import LayerSpec, MlpBesideExperts
@@ -16,12 +17,11 @@ from apps.llm.engine.model.mixers.choice import mixer_of
 from apps.llm.engine.model.mixers.interface import LayerMixer
 from apps.llm.engine.model.param import Params
 from apps.llm.engine.model.pointwise import activation, norm
+from apps.llm.engine.model.products import product, rows
 from apps.llm.engine.model.rope import sinusoid_frequencies
 from apps.llm.engine.model.rotation import angles
 from apps.llm.engine.model.split import Split
 from apps.llm.engine.model.step_context import Machine, StepContext
-from apps.llm.engine.parallel.products import product, rows
-from apps.llm.engine.step import Batch
 
 
 class _LayerInputs(NamedTuple):

@@ -8,9 +8,9 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from apps.arrays.model_folder import CheckpointError
+from apps.arrays.row_ranges import Rows, Source, clipped, joined
 from apps.llm.engine.model.layers import Norm
 from apps.llm.engine.weights.checkpoint import Checkpoint
-from apps.llm.engine.weights.source import Rows, Source, clipped, joined
 from apps.serving.numbers.finite import all_finite
 
 MESH_AXES = {"vocab": "tensor", "kv_heads": "tensor", "mlp": "tensor", "experts": "tensor", "embed": None}

@@ -13,10 +13,10 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from apps.arrays.programs import ProgramSpec, shardings
+from apps.arrays.quantization import QuantArray, Weight, quantize, quantize_rows
+from apps.arrays.reading import Index, Reading, read_ahead
 from apps.llm.engine.model.param import Param, Params
-from apps.llm.engine.model.quantization import QuantArray, Weight, quantize, quantize_rows
 from apps.llm.engine.weights.checkpoint import Checkpoint
-from apps.llm.engine.weights.reading import Index, Reading, read_ahead
 from apps.serving.progress import bar
 
 

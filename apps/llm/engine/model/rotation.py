@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from apps.llm.engine.attention.spec import slots
-from apps.llm.engine.step import Batch
+from apps.llm.engine.execute.step import Batch
 
 
 def angles(batch: Batch, page_size: int, frequencies: list[float], scale: float = 1.0) -> tuple[jax.Array, jax.Array]:

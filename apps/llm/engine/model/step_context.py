@@ -7,12 +7,12 @@ from typing import Any, TypeVar
 import jax
 from jax.sharding import Mesh
 
+from apps.arrays.quantization import Weight
 from apps.llm.engine.adapters.low_rank import Owned, owned
 from apps.llm.engine.attention.spec import Implementation
+from apps.llm.engine.execute.step import Batch
+from apps.llm.engine.model import products
 from apps.llm.engine.model.param import Params
-from apps.llm.engine.model.quantization import Weight
-from apps.llm.engine.parallel import products
-from apps.llm.engine.step import Batch
 
 T = TypeVar("T")
 

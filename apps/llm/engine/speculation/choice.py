@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from apps.llm.engine.executor_protocol import Executor
-from apps.llm.engine.scheduling.scheduler import Scheduler
-from apps.llm.engine.scheduling.sequence import Sequence
+from apps.llm.engine.schedule.scheduler import Scheduler
+from apps.llm.engine.schedule.sequence import Sequence
 from ray_configs.llm import EngineConfig
 
 MARGIN, MARGIN_IN_FLIGHT = 1.25, 1.4

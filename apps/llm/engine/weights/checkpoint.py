@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from apps.arrays.checkpoint_formats import QuantizedFormat
 from apps.arrays.model_folder import (
     DTYPES,
     MOST_JSON,
@@ -27,7 +28,6 @@ from apps.arrays.model_folder import (
 from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.model.families.hugging_face import from_hf_config
 from apps.llm.engine.weights import packed_experts
-from apps.llm.engine.weights.formats import QuantizedFormat
 from apps.llm.engine.weights.quantization_config import format_of
 from apps.serving.model_roots import HUB, is_hub_id
 from ray_configs.llm import EngineConfig

@@ -6,8 +6,8 @@ They come one after another on each device. Devices that share experts have a pa
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from apps.arrays.row_ranges import Rows, Source
 from apps.llm.engine.model.layers import Experts
-from apps.llm.engine.weights.source import Rows, Source
 
 NAMES = {"mixtral": ("w1", "w3", "w2")}
 """Of gate, up and down, where they are not Qwen's. gpt-oss's are found under those by `Checkpoint`."""

@@ -15,8 +15,8 @@ import re
 import ml_dtypes
 import numpy as np
 
+from apps.arrays.checkpoint_formats import QuantizedRows, Tensors, unpacked
 from apps.arrays.model_folder import CheckpointError
-from apps.llm.engine.weights.formats import QuantizedRows, Tensors, unpacked
 
 NAME = re.compile(r"(.+\.experts)\.(\d+)\.(gate|up|down)_proj\.(weight|bias)")
 GROUP = 32

@@ -1,4 +1,4 @@
-"""Prepared checkpoints: weights in the engine's own layout, written by `python -m apps.batch.prepare`.
+"""Prepared checkpoints: weights in the engine's own layout, written by `python -m apps.jobs.prepare`.
 
 A folder or URL with the model's config and tokenizer files and, instead of its weights:
 
@@ -34,15 +34,15 @@ from jax.sharding import Mesh
 from pydantic import Field, ValidationError
 
 from apps.arrays.model_folder import DTYPES, MOST_LISTED, CheckpointError, TensorEntry
+from apps.arrays.quantization import QuantArray, quantize_rows
+from apps.arrays.reading import Index, Reading
+from apps.arrays.row_ranges import clipped, positions
 from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.model.declaration import declare
 from apps.llm.engine.model.param import MESH_AXES, Param, Params
 from apps.llm.engine.model.params import abstract, loaded, named
-from apps.llm.engine.model.quantization import QuantArray, quantize_rows
 from apps.llm.engine.model.split import Split
 from apps.llm.engine.weights.checkpoint import Checkpoint
-from apps.llm.engine.weights.reading import Index, Reading
-from apps.llm.engine.weights.source import clipped, positions
 from apps.serving.numbers.finite import all_finite
 from ray_configs.base import Config
 from ray_configs.llm import EngineConfig
@@ -53,7 +53,7 @@ FORMAT: Final = "podslice-prepared"
 VERSION = 1
 MANIFEST = "manifest.json"
 UNFINISHED = "preparing.json"
-"""Takes the manifest's place until every file is written: see `apps.batch.preparation.output`."""
+"""Takes the manifest's place until every file is written: see `apps.jobs.preparation.output`."""
 SCALE = ".scale"
 OPTIONS = "dtype", "quantize_weights", "tensor_parallel"
 """Options of the command, which are fields of a PreparationRequest."""
@@ -167,7 +167,7 @@ def open_checkpoint(location: str, weights: bool = True, roots: Sequence[str] | 
         options = (f"--{name.replace('_', '-')} {begun.get(name)}" for name in OPTIONS)
         raise CheckpointError(
             f"{location} is not fully prepared; to resume where it stopped, run: "
-            f"python -m apps.batch.prepare {begun.get('source')} {location} {' '.join(options)}"
+            f"python -m apps.jobs.prepare {begun.get('source')} {location} {' '.join(options)}"
         )
     return found
 

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from apps.arrays.checkpoint_formats import BLOCK, QuantizedFormat
 from apps.llm.engine.model.rope import UnsupportedModel
-from apps.llm.engine.weights.formats import BLOCK, QuantizedFormat
 from apps.serving.numbers.ranges import Range, check
 
 SUPPORTED = "fp8, fbgemm_fp8, compressed-tensors, awq, gptq and mxfp4"

@@ -9,11 +9,11 @@ from typing import Any
 from pydantic_core import from_json
 
 from apps.llm.chat.events import CallStart, ReasoningPiece, TextPiece
-from apps.llm.engine_stream import EngineStream
 from apps.llm.http.answering import Block, BlockWriter, Event
+from apps.llm.served.text_stream import TextStream
 from apps.llm.text_api import Output, PieceReader
-from apps.serving.ingress import anthropic_errors
-from apps.serving.ingress.openai_errors import of_stream
+from apps.serving.ingress.dialects import anthropic_errors
+from apps.serving.ingress.dialects.openai_errors import of_stream
 
 PING_S = 10.0
 """Silence on a stream after which it sends a ping."""
@@ -35,7 +35,7 @@ class MessageWriter(BlockWriter):
         context: maximum tokens of prompt and answer together.
     """
 
-    def __init__(self, model: str, stream: EngineStream, reader: PieceReader | None, context: int):
+    def __init__(self, model: str, stream: TextStream, reader: PieceReader | None, context: int):
         super().__init__(stream, reader)
         self.id = f"msg_{uuid.uuid4().hex}"
         self._model, self._context = model, context

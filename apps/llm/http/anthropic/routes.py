@@ -5,17 +5,17 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from apps.llm.engine_model import EngineModel
 from apps.llm.http.adapters import named
 from apps.llm.http.answering import answered
 from apps.llm.http.anthropic.answers import MessageWriter
 from apps.llm.http.anthropic.requests import NAMES, UNIONS, MessagesBody, PromptBody
-from apps.serving.ingress.anthropic_errors import PATHS, new_request_id
-from apps.serving.ingress.openai_errors import parsed, refusing
+from apps.llm.served.text_model import TextModel
+from apps.serving.ingress.dialects.anthropic_errors import PATHS, new_request_id
+from apps.serving.ingress.dialects.openai_errors import parsed, refusing
 from apps.serving.ingress.openapi import STREAMED, json_body
 
 
-def anthropic_router(model: EngineModel) -> APIRouter:
+def anthropic_router(model: TextModel) -> APIRouter:
     """The dialect's routes over this model."""
     router = APIRouter()
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from apps.llm.http.answering import Source, Writer
 from apps.llm.http.openai.prompt_scores import prompt_logprobs, prompt_scores
 from apps.llm.text_api import Output, PieceReader, PromptToken, TokenLogprob
-from apps.serving.ingress.openai_errors import of_stream
+from apps.serving.ingress.dialects.openai_errors import of_stream
 
 DONE = b"data: [DONE]\n\n"
 

@@ -16,7 +16,7 @@ from apps.llm.http.openai.sampling import SamplingBody
 from apps.llm.text.tokenizer.limits import NO_DEFAULTS, default_limit
 from apps.llm.text_api import SamplingParams
 from apps.serving.ingress.bodies import Body
-from apps.serving.ingress.openai_errors import OpenAIError
+from apps.serving.ingress.dialects.openai_errors import OpenAIError
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for completions; a chat's answer may fill the context
 MAX_PROMPTS = 256

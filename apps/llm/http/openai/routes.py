@@ -5,20 +5,20 @@ from collections.abc import Sequence
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from apps.llm.engine_model import EngineModel
 from apps.llm.http.adapters import named
 from apps.llm.http.answering import PromptsAlone, Source, answered
 from apps.llm.http.openai.chat_answers import ChatWriter
 from apps.llm.http.openai.completion_answers import CompletionWriter, choices
 from apps.llm.http.openai.embedding_answers import embeddings
 from apps.llm.http.openai.requests import UNIONS, ChatBody, CompletionBody, EmbeddingBody, each
+from apps.llm.served.text_model import TextModel
+from apps.llm.served.texts import Prompt
 from apps.llm.text_api import PromptToken
-from apps.llm.texts import Prompt
-from apps.serving.ingress.openai_errors import OpenAIError, parsed, refusing
+from apps.serving.ingress.dialects.openai_errors import OpenAIError, parsed, refusing
 from apps.serving.ingress.openapi import STREAMED, json_body
 
 
-def openai_router(model: EngineModel) -> APIRouter:
+def openai_router(model: TextModel) -> APIRouter:
     """The dialect's routes over this model."""
     router = APIRouter()
 

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from apps.llm.chat.events import CallStart, ReasoningPiece, TextPiece
-from apps.llm.engine_stream import EngineStream
 from apps.llm.http.answering import Block, BlockWriter, Event
 from apps.llm.http.responses.items import new_id
 from apps.llm.http.responses.requests import NAMES
+from apps.llm.served.text_stream import TextStream
 from apps.llm.text_api import Output, PieceReader
-from apps.serving.ingress.openai_errors import of_stream
+from apps.serving.ingress.dialects.openai_errors import of_stream
 
 PARTS = {"message": "output_text", "reasoning": "reasoning_text"}
 """Item type -> type of its one content part."""
@@ -31,7 +31,7 @@ class ResponseWriter(BlockWriter):
         self,
         model: str,
         about: Mapping[str, Any],
-        stream: EngineStream,
+        stream: TextStream,
         reader: PieceReader | None,
         functions: Mapping[str, tuple[str | None, str]],
         keep: Callable[["ResponseWriter"], None] = lambda _: None,

@@ -7,15 +7,15 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.responses import Response
 
-from apps.llm.engine_model import EngineModel
 from apps.llm.http.adapters import named
 from apps.llm.http.answering import answered
 from apps.llm.http.responses.answers import ResponseWriter
 from apps.llm.http.responses.items import ITEMS
 from apps.llm.http.responses.requests import NAMES, UNIONS, ResponseBody
 from apps.llm.http.responses.store import ResponseStore, StoredResponse
+from apps.llm.served.text_model import TextModel
 from apps.serving.ingress.api_keys import principal_of
-from apps.serving.ingress.openai_errors import OpenAIError, from_body, parsed, refusing
+from apps.serving.ingress.dialects.openai_errors import OpenAIError, from_body, parsed, refusing
 from apps.serving.ingress.openapi import STREAMED, json_body, query
 
 PATH = "/v1/responses"
@@ -33,7 +33,7 @@ class Page(BaseModel):
     order: Literal["asc", "desc"] = "desc"
 
 
-def responses_router(model: EngineModel, store: ResponseStore) -> APIRouter:
+def responses_router(model: TextModel, store: ResponseStore) -> APIRouter:
     """The dialect's routes over this model."""
     router = APIRouter()
 

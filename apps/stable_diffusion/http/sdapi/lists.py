@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 
 from apps.serving.errors import RequestError
 from apps.serving.ingress.bodies import Body
-from apps.serving.ingress.openai_errors import parsed, refusing
+from apps.serving.ingress.dialects.openai_errors import parsed, refusing
 from apps.serving.ingress.openapi import json_body
 from apps.stable_diffusion.http.uploads import from_base64, read_image
 from apps.stable_diffusion.pictures import PictureModel

@@ -7,7 +7,7 @@ and {} always do. What changes no picture (file names, the web UI's looks) is ig
 from collections.abc import Mapping
 from typing import Any
 
-from apps.serving.ingress.openai_errors import OpenAIError
+from apps.serving.ingress.dialects.openai_errors import OpenAIError
 from apps.stable_diffusion.engine.request import Scheduler
 
 ONE_SIZE = "pictures are made at one size, without a second pass"

@@ -19,8 +19,15 @@ from starlette.responses import JSONResponse, Response
 from apps.serving.errors import EngineError, RequestError
 from apps.serving.ingress.api_keys import principal_of
 from apps.serving.ingress.bodies import BodyRefused, BodyTooLarge
+from apps.serving.ingress.dialects.openai_errors import (
+    OpenAIError,
+    from_body,
+    from_engine,
+    from_unread,
+    parsed,
+    refusing,
+)
 from apps.serving.ingress.json_body import BadJSON, parsed_object, read_json
-from apps.serving.ingress.openai_errors import OpenAIError, from_body, from_engine, from_unread, parsed, refusing
 from apps.serving.ingress.openapi import json_body, json_object
 from apps.stable_diffusion.engine.job import Aborted, PictureJob
 from apps.stable_diffusion.engine.request import Size

@@ -18,7 +18,7 @@ from apps.llm.engine.attention.pallas import PallasAttention
 from apps.llm.engine.attention.sharded import attend
 from apps.llm.engine.attention.spec import QKV, AttentionSpec, KVScales
 from apps.llm.engine.attention.xla import XlaAttention
-from apps.llm.engine.step import StepShape
+from apps.llm.engine.execute.step import StepShape
 from tests.processor import HAS_AVX512
 
 MESH = Mesh(np.array(jax.devices()[:1]), ("tensor",))

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
+from apps.arrays import quantization
 from apps.llm.engine.cpu import product_kernel, products
-from apps.llm.engine.model import quantization
-from apps.llm.engine.parallel.products import product
+from apps.llm.engine.model.products import product
 from tests.llm.engine import tiny_models
 from tests.processor import HAS_AVX512
 

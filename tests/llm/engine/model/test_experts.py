@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
+from apps.arrays.quantization import QuantArray, Weight, quantize, values, whole_lanes
 from apps.llm.engine.model.experts import kernel, mixture
 from apps.llm.engine.model.experts.weights import ExpertWeights
 from apps.llm.engine.model.layers import Activation, Experts
-from apps.llm.engine.model.quantization import QuantArray, Weight, quantize, values, whole_lanes
 
 COUNT, HIDDEN, WIDTH = 16, 64, 192
 VMEM = 2**20  # so little that the kernel takes 300 tokens in two parts

@@ -12,15 +12,15 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from apps.arrays import distributed
+from apps.arrays.layout import Layout
 from apps.arrays.program_cache import use_compile_cache
-from apps.batch.preparation import PrepareArguments, prepare
+from apps.jobs.preparation import PrepareArguments, prepare
 from apps.llm.engine.execute.local import LocalExecutor
+from apps.llm.engine.execute.step import StepShape
 from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.model.families.hugging_face import from_hf_config
 from apps.llm.engine.model.families.tiny import HEAD_DIM, tiny
-from apps.llm.engine.parallel import distributed
-from apps.llm.engine.parallel.layout import Layout
-from apps.llm.engine.step import StepShape
 from apps.llm.engine.weights.checkpoint import Checkpoint
 from apps.llm.engine.weights.model import Model
 from apps.llm.engine.weights.prepared import open_checkpoint, stored_params

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
+from apps.arrays.quantization import QuantArray, product, quantize
 from apps.llm.engine.model.params import nbytes
-from apps.llm.engine.model.quantization import QuantArray, product, quantize
-from apps.llm.engine.parallel.products import rows
+from apps.llm.engine.model.products import rows
 from tests.llm.engine import tiny_models
 from tests.llm.engine.model.test_models import Stepper
 

@@ -13,8 +13,11 @@ import pytest
 import scipy.signal
 from jax.sharding import PartitionSpec as P
 
+from apps.arrays import distributed
+from apps.arrays.layout import Layout
 from apps.llm.engine.adapters import stack
 from apps.llm.engine.execute.local import LocalExecutor
+from apps.llm.engine.execute.step import StepShape
 from apps.llm.engine.model import declaration, decoder
 from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.model.families.tiny import generic, tiny
@@ -23,9 +26,6 @@ from apps.llm.engine.model.mixers.interface import Capacity, Mixed, StateForm
 from apps.llm.engine.model.param import Param, Params, tensor
 from apps.llm.engine.model.split import Split
 from apps.llm.engine.model.step_context import StepContext
-from apps.llm.engine.parallel import distributed
-from apps.llm.engine.parallel.layout import Layout
-from apps.llm.engine.step import StepShape
 from apps.llm.engine.weights.model import Model
 from ray_configs.llm import EngineConfig
 from tests.llm.engine import tiny_models

@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from apps.arrays.model_folder import CheckpointError
-from apps.batch.preparation import PrepareArguments, prepare
+from apps.jobs.preparation import PrepareArguments, prepare
 from apps.llm.engine.model import params
 from apps.llm.engine.model.declaration import declare
 from apps.llm.engine.model.families.hugging_face import from_hf_config

@@ -8,10 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from apps.arrays.layout import Layout
 from apps.arrays.model_folder import CheckpointError
-from apps.batch.preparation import PrepareArguments, prepare
+from apps.jobs.preparation import PrepareArguments, prepare
 from apps.llm.engine.execute.local import ThisProcess
-from apps.llm.engine.parallel.layout import Layout
 from apps.llm.engine.weights.model import Model
 from apps.serving.numbers.finite import all_finite
 from ray_configs.llm import EngineConfig

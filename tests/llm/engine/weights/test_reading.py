@@ -13,21 +13,21 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
+from apps.arrays import reading
 from apps.arrays.model_folder import CheckpointError, ModelFolder
+from apps.arrays.quantization import quantize, quantize_rows
+from apps.arrays.reading import Index, Reading, read_ahead
 from apps.llm.engine.model import params
 from apps.llm.engine.model.declaration import declare
 from apps.llm.engine.model.families.hugging_face import from_hf_config
-from apps.llm.engine.model.quantization import quantize, quantize_rows
-from apps.llm.engine.weights import reading
 from apps.llm.engine.weights.checkpoint import Checkpoint
-from apps.llm.engine.weights.reading import Index, Reading, read_ahead
 from tests.llm.engine import tiny_models
 from tests.llm.engine.weights.test_formats import mxfp4
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
 def test_rows_are_quantized_as_on_a_device(dtype: jnp.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("apps.llm.engine.model.quantization.BLOCK", 1000)
+    monkeypatch.setattr("apps.arrays.quantization.BLOCK", 1000)
     weight = np.random.default_rng(0).normal(size=(333, 77)).astype(dtype)
     weight[3], weight[5] = 0, 1e-30
     values, scale = quantize_rows(weight)

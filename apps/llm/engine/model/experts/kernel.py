@@ -20,10 +20,10 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from apps.arrays.quantization import LANES, QuantArray, Weight, filled, values
 from apps.llm.engine.model.experts.kernel_body import kernel
 from apps.llm.engine.model.experts.weights import ExpertWeights, Gated
 from apps.llm.engine.model.layers import Experts
-from apps.llm.engine.model.quantization import LANES, QuantArray, Weight, filled, values
 
 NAME = "experts"
 """The kernel's name in a compiled program."""

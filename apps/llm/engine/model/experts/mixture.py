@@ -12,11 +12,11 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from apps.arrays.collectives import AXIS
+from apps.arrays.quantization import LANES, filled, product, values
 from apps.llm.engine.model.experts.weights import ExpertWeights, Gated
 from apps.llm.engine.model.layers import Experts
-from apps.llm.engine.model.quantization import LANES, filled, product, values
-from apps.llm.engine.parallel.collectives import AXIS
-from apps.llm.engine.parallel.products import add_up
+from apps.llm.engine.model.products import add_up
 
 MIN_BLOCK, MAX_BLOCK = 8, 128
 """Tokens of one product: a TPU's vector registers hold 8 rows, its matrix unit takes 128."""

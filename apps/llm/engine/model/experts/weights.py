@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import jax
 
-from apps.llm.engine.model.quantization import Weight
+from apps.arrays.quantization import Weight
 
 Gated = Callable[[jax.Array, jax.Array], jax.Array]
 """Gate and up `[tokens, width]` -> the activations that go down."""

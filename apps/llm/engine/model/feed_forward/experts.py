@@ -6,6 +6,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
+from apps.arrays.quantization import whole_lanes
 from apps.llm.engine.adapters.low_rank import AdaptedProduct
 from apps.llm.engine.model.experts import mixture
 from apps.llm.engine.model.experts.weights import ExpertWeights
@@ -13,7 +14,6 @@ from apps.llm.engine.model.feed_forward.mlp import Network
 from apps.llm.engine.model.layers import Experts
 from apps.llm.engine.model.param import Param, Params, bias, tensor
 from apps.llm.engine.model.pointwise import gated
-from apps.llm.engine.model.quantization import whole_lanes
 from apps.llm.engine.model.split import Split
 from apps.llm.engine.model.step_context import StepContext
 from apps.llm.engine.weights.expert_rows import ExpertRows

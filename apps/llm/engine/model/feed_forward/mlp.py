@@ -4,13 +4,13 @@ from dataclasses import dataclass
 
 import jax
 
+from apps.arrays.row_ranges import Rows, Source
 from apps.llm.engine.adapters.low_rank import AdaptedProduct, plus
 from apps.llm.engine.model.layers import Mlp
 from apps.llm.engine.model.param import Param, Params, bias, tensor
 from apps.llm.engine.model.pointwise import activation, gated
 from apps.llm.engine.model.split import Split
 from apps.llm.engine.model.step_context import StepContext
-from apps.llm.engine.weights.source import Rows, Source
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from apps.arrays.row_ranges import Rows, Source
 from apps.llm.engine.adapters.low_rank import AdaptedProduct, plus
 from apps.llm.engine.attention.sharded import attend
 from apps.llm.engine.attention.spec import QKV, AttentionSpec, Implementation, KVScales, LayerCache
@@ -16,7 +17,6 @@ from apps.llm.engine.model.pointwise import norm
 from apps.llm.engine.model.rotation import angles, rotate
 from apps.llm.engine.model.split import HeadLayout, Split
 from apps.llm.engine.model.step_context import StepContext
-from apps.llm.engine.weights.source import Rows, Source
 
 
 class Positions(NamedTuple):

@@ -10,7 +10,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from apps.llm.api import EngineStopped
-from apps.llm.engine_stream import EngineStream
+from apps.llm.served.text_stream import TextStream
 from apps.llm.text_api import Output
 from tests.llm.serve.dialects.responses.asking import ONE_CALL, QUESTION, TOOL, WEATHER, ask
 from tests.llm.serve.serving import MODEL
@@ -120,14 +120,14 @@ def test_reasoning_is_an_item_of_its_own(client: openai.OpenAI, change_template:
 
 
 def test_a_stream_that_fails_says_so_and_is_not_kept(client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
-    batches = EngineStream.batches
+    batches = TextStream.batches
 
-    async def failing(stream: EngineStream) -> AsyncIterator[list[Output]]:
+    async def failing(stream: TextStream) -> AsyncIterator[list[Output]]:
         async for outputs in batches(stream):
             yield outputs
             raise EngineStopped("the slice is gone")
 
-    monkeypatch.setattr(EngineStream, "batches", failing)
+    monkeypatch.setattr(TextStream, "batches", failing)
     events = list(ask(client, stream=True))
     assert [event.sequence_number for event in events] == list(range(len(events)))
     last = events[-1]

@@ -1,0 +1,1 @@
+"""A cell's desired state: what it says, where it is kept, and who may change it."""

@@ -1,0 +1,1 @@
+"""Requests in words become requests in tokens: checked, with their prompts and their sampling."""
