@@ -33,11 +33,12 @@ alone = load()
 expected, readings = answers(alone), read(alone)
 alone.shutdown()
 copies = load(data_parallel=2, tensor_parallel=2)
-devices = [sorted(device.id for device in copy.executor.mesh.devices.flat) for copy in copies.loops]
-batches = [copy.config.max_batch_size for copy in copies.loops]
+ranks = copies.tokens.loops
+devices = [sorted(device.id for device in copy.executor.mesh.devices.flat) for copy in ranks]
+batches = [copy.executor.config.max_batch_size for copy in ranks]
 same = answers(copies) == expected
 apart = float(np.abs(read(copies) - readings).max())
-steps = [copy.stats().steps for copy in copies.loops]
+steps = [copy.stats().steps for copy in ranks]
 stats = copies.stats()
 
 # One copy's device fails under load: what is there ends with an error or is answered; nothing new is taken.
@@ -47,7 +48,7 @@ def broken(*_: object) -> None:
     raise RuntimeError("this copy's chip is gone")
 
 
-copies.loops[1].executor.launch = broken
+ranks[1].executor.launch = broken
 generations = [copies.submit(prompt, SamplingParams(max_tokens=60, ignore_eos=True)) for prompt in PROMPTS[:2]]
 ends = [list(generation)[-1] for generation in generations]
 refused = checked = ""
