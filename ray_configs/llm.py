@@ -147,13 +147,13 @@ class EngineConfig(Config):
         return f"key {caller}" if config is None or config.cache_group is None else f"group {config.cache_group}"
 
     @property
-    def adapter_places(self) -> int:
+    def adapter_capacity(self) -> int:
         """`max_adapters`, with its default."""
         return len(self.adapters) if self.max_adapters is None else self.max_adapters
 
     @model_validator(mode="after")
     def _adapters_have_places(self) -> "EngineConfig":
-        if len(self.adapters) > self.adapter_places:
+        if len(self.adapters) > self.adapter_capacity:
             raise ValueError(f"adapters names {len(self.adapters)}, but max_adapters is {self.max_adapters}: raise it")
         if "" in self.adapters:
             raise ValueError("adapters: a name must not be empty")
@@ -231,7 +231,7 @@ class LLMConfig(AppConfig, EngineConfig):
     def _adapters_can_be_loaded(self) -> "LLMConfig":
         if self.served_name in self.adapters:
             raise ValueError(f"adapters: {self.served_name} is the model's own name; choose another")
-        if self.adapter_loading and not self.adapter_places:
+        if self.adapter_loading and not self.adapter_capacity:
             raise ValueError("adapter_loading needs places for adapters: set max_adapters")
         if self.adapter_loading and self.max_replicas != 1:
             raise ValueError(

@@ -74,9 +74,9 @@ def answer_at_once(executor: Any) -> None:
     """Let the executor compute each shape of a step once, and repeat its results."""
     launch, read, results = executor.launch, executor.read, dict[Any, Any]()
 
-    def launch_once(step: Any, extras: Any = None, readout: Any = None) -> Any:
+    def launch_once(step: Any, constraints: Any = None, readout: Any = None) -> Any:
         if step.shape not in results:
-            results[step.shape] = read(launch(step, extras, readout))
+            results[step.shape] = read(launch(step, constraints, readout))
         return step.shape
 
     executor.launch, executor.read = launch_once, results.__getitem__

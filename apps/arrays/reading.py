@@ -26,7 +26,7 @@ ALIGNMENT = 64
 """Bytes: JAX on a CPU uses an array in place if its address is a multiple of this."""
 
 
-class Reading:
+class ParamLoader:
     """A parameter on its way from the checkpoint to the devices.
 
     Args:
@@ -127,16 +127,16 @@ def _exchange(form: jax.ShapeDtypeStruct) -> jax.stages.Compiled:
     return ProgramSpec(("exchange",), lambda array: array, (rows,), out_shardings=form.sharding).compiled()
 
 
-def read_ahead(readings: Iterable[Reading], local: bool) -> Iterator[Reading]:
+def read_ahead(readings: Iterable[ParamLoader], local: bool) -> Iterator[ParamLoader]:
     """Run the pieces of all readings, and yield each reading when its own are done, in order.
 
     Args:
         local: the checkpoint's files are on this machine.
     """
     readers = min(os.cpu_count() or 1, REMOTE_READERS) if local else REMOTE_READERS
-    begun: deque[tuple[Reading, list[Future[None]]]] = deque()
+    begun: deque[tuple[ParamLoader, list[Future[None]]]] = deque()
 
-    def first() -> Reading:
+    def first() -> ParamLoader:
         reading, pieces = begun.popleft()
         for piece in pieces:
             piece.result()

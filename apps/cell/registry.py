@@ -77,9 +77,9 @@ class Registry:
             )
         if taken := sorted(model.adapters.keys() & config.adapters.keys()):
             raise CellError(f"{model.model_path} itself has an adapter {taken[0]}; publish this one by another name")
-        if len(config.adapters) + len(model.adapters) > config.adapter_places:
+        if len(config.adapters) + len(model.adapters) > config.adapter_capacity:
             raise CellError(
-                f"{name} has {config.adapter_places} places for adapters, all taken: unpublish one, or update the "
+                f"{name} has {config.adapter_capacity} places for adapters, all taken: unpublish one, or update the "
                 f'model with overrides {{"max_adapters": N}}, which replaces its replicas'
             )
         return config.as_tiny() if cell.tiny else config

@@ -155,7 +155,7 @@ class SliceHosts:
 
     @property
     def workers(self) -> "SliceWorkers":
-        """The `DevicePlace` for `Engine.load`."""
+        """The `ExecutorProvider` for `Engine.load`."""
         assert self._slice is not None, "the hosts must connect before anything is loaded"
         return self._slice
 

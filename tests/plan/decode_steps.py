@@ -7,7 +7,7 @@ import dataclasses
 import json
 import sys
 
-from apps.plan.llm.planner import Sized, Workload
+from apps.plan.llm.planner import PlannedModel, Workload
 from ray_configs.llm import EngineConfig
 from ray_configs.tpu import TpuSlice
 
@@ -27,7 +27,7 @@ STEPS = {
 if __name__ == "__main__":
     for name in sys.argv[1:]:
         fields, slice = STEPS[name]
-        sized = Sized.of(Workload(EngineConfig(**fields), slice))
+        sized = PlannedModel.of(Workload(EngineConfig(**fields), slice))
         measured = sized.programs.measure(sized.decode_shape)
         batch, programs = sized.workload.config.max_batch_size, sized.programs
         cost, _ = sized.kernels(sized.decode_shape, [(1, sized.context)] * batch)

@@ -7,7 +7,7 @@ import pytest
 from apps.llm.engine.execute.step import StepShape
 from apps.plan.llm import bundles, experts
 from apps.plan.llm.kernel import Loops
-from apps.plan.llm.planner import Sized, Workload
+from apps.plan.llm.planner import PlannedModel, Workload
 from ray_configs.llm import EngineConfig
 from ray_configs.tpu import TpuSlice
 
@@ -60,7 +60,7 @@ def test_a_decode_step_takes_fewer_than_a_prefill() -> None:
     pytest.importorskip("libtpu")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     slice = TpuSlice("v5e", "2x2")
-    sized = Sized.of(Workload(EngineConfig(model="meta-llama/Meta-Llama-3-8B", max_model_len=2048), slice))
+    sized = PlannedModel.of(Workload(EngineConfig(model="meta-llama/Meta-Llama-3-8B", max_model_len=2048), slice))
 
     def loops(tokens: int) -> Loops | None:
         shape = StepShape(tokens, 64, sized.shapes[0].max_pages)

@@ -8,7 +8,7 @@ import pytest
 from apps.arrays.layout import Layout
 from apps.plan import hlo, traffic
 from apps.plan.llm import bundles, experts, search
-from apps.plan.llm.planner import Sized, Workload
+from apps.plan.llm.planner import PlannedModel, Workload
 from ray_configs.llm import EngineConfig
 from ray_configs.tpu import TpuSlice
 
@@ -31,7 +31,7 @@ V5E, V5P, V6E = TpuSlice("v5e", "2x4", "ct5lp-hightpu-8t"), TpuSlice("v5p", "2x2
 def test_only_the_kernel_reads_the_experts(slice: TpuSlice, fields: dict, tokens: int) -> None:
     pytest.importorskip("libtpu")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    sized = Sized.of(Workload(EngineConfig(max_model_len=2048, max_batch_size=64, **fields), slice))
+    sized = PlannedModel.of(Workload(EngineConfig(max_model_len=2048, max_batch_size=64, **fields), slice))
     programs = replace(sized.programs, arch=sized.programs.arch.only([0]))
     mixture = experts.in_kernel(programs.decoder)
     assert mixture is not None

@@ -1,7 +1,7 @@
 """What is checked: the catalog's language models, and two of pictures."""
 
 from apps.plan.llm import planner
-from apps.plan.llm.planner import Sized
+from apps.plan.llm.planner import PlannedModel
 from apps.plan.stable_diffusion import known
 from apps.plan.stable_diffusion.planner import PicturePrograms, PictureWorkload
 from ray_configs.catalog import gemma_7b_it_v5e, llama3_8b_v5e, spmd_175b, whole_graph
@@ -40,11 +40,11 @@ def _config(service: Service) -> LLMConfig:
     return config
 
 
-def sized(config: LLMConfig) -> Sized:
+def sized(config: LLMConfig) -> PlannedModel:
     """A language model on its config's slice."""
     assert config.slice is not None
     engine = EngineConfig(**{field: getattr(config, field) for field in EngineConfig.model_fields})
-    return Sized.of(planner.Workload(engine, config.slice))
+    return PlannedModel.of(planner.Workload(engine, config.slice))
 
 
 def pictured(config: StableDiffusionConfig) -> PicturePrograms:

@@ -12,7 +12,7 @@ import jax
 from jax.extend import core
 
 from apps.arrays.programs import ProgramSpec
-from apps.plan.llm.planner import Sized
+from apps.plan.llm.planner import PlannedModel
 from apps.plan.stable_diffusion.planner import PicturePrograms
 from ray_configs.llm import LLMConfig
 from tools.plan_check.cases import Case, pictured, sized
@@ -37,7 +37,7 @@ def traced(config: Case) -> Iterator[tuple[str, Figures]]:
         yield str(spec.key[0]), figures(spec)
 
 
-def _largest(model: Sized) -> Iterable[ProgramSpec]:
+def _largest(model: PlannedModel) -> Iterable[ProgramSpec]:
     tokens = {model.decode_shape.tokens, model.shapes[-1].tokens}
     return [spec for spec in model.programs.listed() if spec.key[0] == "step" and spec.key[1] in tokens]
 

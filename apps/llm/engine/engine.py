@@ -33,8 +33,8 @@ from apps.llm.engine.adapters import stack
 from apps.llm.engine.adapters.loaded import Adapter, LoadedAdapters
 from apps.llm.engine.adapters.peft import PeftAdapter
 from apps.llm.engine.execute import layout_choice
-from apps.llm.engine.execute.local import ThisProcess
-from apps.llm.engine.executor_protocol import DevicePlace, Executor
+from apps.llm.engine.execute.local import LocalDevices
+from apps.llm.engine.executor_protocol import Executor, ExecutorProvider
 from apps.llm.engine.grammar.matchers import AnyMatcher, Grammars
 from apps.llm.engine.interface import Vocabulary
 from apps.llm.engine.model.split import Split
@@ -72,7 +72,7 @@ class JaxEngine:
         self.config, self.loops = config, loops
         self._grammars, self._split = grammars, split  # split: of each DP rank
         self._arch = replace(loops[0].executor.arch, eos_token_ids=grammars.eos_token_ids)
-        self._adapters = LoadedAdapters(config.adapter_places)
+        self._adapters = LoadedAdapters(config.adapter_capacity)
         self._arrivals = itertools.count()
         self._submit_lock = threading.Lock()  # held while choosing the least busy rank and queueing on it
         self.capabilities = Capabilities(
@@ -84,7 +84,7 @@ class JaxEngine:
             embedding_size=self._arch.hidden_size,
             eos_token_ids=grammars.eos_token_ids,
             special_tokens=grammars.special_tokens(),
-            adapters=config.adapter_places,
+            adapters=config.adapter_capacity,
             page_root=model_root(
                 digest, config.page_size, (config.dtype, config.quantize_weights, config.quantize_kv_cache)
             ),
@@ -97,14 +97,14 @@ class JaxEngine:
         cls,
         config: EngineConfig,
         vocabulary: Callable[[Model], Vocabulary],
-        place: DevicePlace | None = None,
+        provider: ExecutorProvider | None = None,
         slice: TpuSlice | None = None,
     ) -> "JaxEngine":
         """Read the model, compile every step and start the loops. Takes seconds to minutes; shows progress.
 
         Args:
             vocabulary: opens the model's tokenizer, in a thread beside the loading of the weights.
-            place: where the model's devices are; default: those that this process sees.
+            provider: where the model's devices are; default: those that this process sees.
             slice: the TPU slice that the devices belong to, if any, for choosing a layout.
 
         Raises:
@@ -114,16 +114,16 @@ class JaxEngine:
         """
         use_compile_cache(config.compile_cache)
         # On a multi-host slice each host reads its own part; here the config and the tokenizer are enough.
-        model = Model.open(config, weights=place is None)
-        place = place or ThisProcess()
+        model = Model.open(config, weights=provider is None)
+        provider = provider or LocalDevices()
         config = model.settle(config)
         max_len = model.max_len(config)
-        chosen = layout_choice.choose(config, model.arch, place.devices(config), slice)
+        chosen = layout_choice.choose(config, model.arch, provider.devices(config), slice)
         model = model.at_size(config, chosen.tensor)
         # The tokenizer's imports and tables take as long as the weights: load both in parallel.
         with ThreadPoolExecutor(1) as pool:
             reading = pool.submit(_read_vocabulary, model, vocabulary)
-            executors = place.load(config, model, chosen)
+            executors = provider.load(config, model, chosen)
             try:
                 calibration = reading.result()[0].encode(CALIBRATION_TEXT) if config.quantize_kv_cache == "int8" else []
                 _allocate_and_compile(executors, [token for token in calibration if token < model.arch.vocab_size])
@@ -198,13 +198,13 @@ class JaxEngine:
             request.limit if sampled else len(tokens) + 1,
             tokens,
             len(request.prompt_ids) if sampled else len(tokens),
-            adapter=0 if adapter is None else adapter.place,
+            adapter=0 if adapter is None else adapter.index,
             page_root=root,
         )
         if not sampled:
             return seq, prompt_task(seq)
         answer = Answer(seq, self._arch.vocab_size, self._arch.eos_token_ids, matcher)
-        seq.lockstep = matcher is not None or bool(answer.words and answer.words.phrases)
+        seq.needs_last_token = matcher is not None or bool(answer.words and answer.words.phrases)
         if known is not None and not answer.penalized:  # penalties need token counts, which the device keeps
             seq.drafter = Drafter(request.prompt_ids, known)
         return seq, answer
@@ -223,7 +223,7 @@ class JaxEngine:
     def load_adapter(self, name: str, location: str) -> AdapterInfo:
         """See `TokenEngine.load_adapter`."""
         config, arch = self.config, self._arch
-        adapter = self._adapters.take_place(name, location)
+        adapter = self._adapters.take_index(name, location)
         try:
             dtype = np.dtype(config.dtype)
             if config.tiny:
@@ -232,7 +232,7 @@ class JaxEngine:
                 found = PeftAdapter.open(location, arch, config.max_adapter_rank, config.model, config.model_roots)
                 layers = found.layers(self._split, config.max_adapter_rank, dtype)
             adapter.key = stack.digest(layers)
-            for done in [loop.change_adapter(adapter.place, layers) for loop in self.loops]:
+            for done in [loop.change_adapter(adapter.index, layers) for loop in self.loops]:
                 done.result()
         except BaseException:
             self._adapters.give_back(adapter)
@@ -241,11 +241,11 @@ class JaxEngine:
         return adapter.info
 
     def unload_adapter(self, name: str) -> None:
-        """See `TokenEngine.unload_adapter`. Its place is empty when this returns."""
+        """See `TokenEngine.unload_adapter`. Its index is free when this returns."""
         with self._submit_lock:  # a request that has got the adapter is queued before the loops are asked
             adapter = self._adapters.retire(name)
         empty = [None] * self._arch.num_layers
-        for done in [loop.change_adapter(adapter.place, empty) for loop in self.loops]:
+        for done in [loop.change_adapter(adapter.index, empty) for loop in self.loops]:
             done.result()
         self._adapters.give_back(adapter)
 

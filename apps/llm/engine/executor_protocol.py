@@ -8,7 +8,7 @@ import numpy as np
 from apps.arrays.layout import Devices, Layout
 from apps.llm.engine.adapters.stack import Adapted
 from apps.llm.engine.execute.readout import Readout
-from apps.llm.engine.execute.sampling import Extras
+from apps.llm.engine.execute.sampling import TokenConstraints
 from apps.llm.engine.execute.step import HostStep, StepShape
 from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.model.products import splits_by_token
@@ -59,7 +59,9 @@ class Executor(Protocol[LaunchedT]):
     def shape_for(self, tokens: int, seqs: int, reads: bool = False) -> StepShape:
         """The smallest compiled step that holds this many; with `reads`, one that can be launched with a readout."""
 
-    def launch(self, step: HostStep, extras: Extras | None = None, readout: Readout | None = None) -> LaunchedT:
+    def launch(
+        self, step: HostStep, constraints: TokenConstraints | None = None, readout: Readout | None = None
+    ) -> LaunchedT:
         """Start a step; pass the result to `read`. Step n + 1 may be launched before step n is read."""
 
     def read(self, launched: LaunchedT) -> Tokens:
@@ -71,8 +73,8 @@ class Executor(Protocol[LaunchedT]):
     def clean(self, pages: Sequence[int]) -> None:
         """Fill pages of the KV cache with zeros, after the steps launched so far and before the next."""
 
-    def write_adapter(self, place: int, layer: int, values: Adapted | None) -> None:
-        """Write an adapter's matrices of one layer, arrays of the host, to its place (from 1); None: zeros."""
+    def write_adapter(self, index: int, layer: int, values: Adapted | None) -> None:
+        """Write an adapter's matrices of one layer, arrays of the host, at its index (from 1); None: zeros."""
 
     @property
     def compiles_after_ready(self) -> int: ...
@@ -81,7 +83,7 @@ class Executor(Protocol[LaunchedT]):
         """Release what is held outside this process. Idempotent, and safe at any time."""
 
 
-class DevicePlace(Protocol):
+class ExecutorProvider(Protocol):
     """Where a model's devices are."""
 
     def devices(self, config: EngineConfig) -> Devices:
@@ -121,7 +123,7 @@ def step_shapes(config: EngineConfig, max_len: int, skips_padding: bool = False)
     return [StepShape(tokens, min(tokens, config.max_batch_size), pages) for tokens in sizes]
 
 
-def readable(shapes: Sequence[StepShape]) -> list[StepShape]:
+def shapes_with_readout(shapes: Sequence[StepShape]) -> list[StepShape]:
     """The shapes whose hidden states can be read out: powers of two, and the largest.
 
     Not all, because each needs two more compiled programs. These take a twelfth of the demo's first start, and no

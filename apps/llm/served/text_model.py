@@ -238,7 +238,7 @@ class TextModel:
     def exposition(self) -> bytes:
         """The load in Prometheus' text format, under vLLM's names."""
         config, adapters = self._engine.config, [adapter.name for adapter in self._engine.adapters()]
-        return exposition(self.name, self.stats(), config.page_size, adapters, config.adapter_places)
+        return exposition(self.name, self.stats(), config.page_size, adapters, config.adapter_capacity)
 
     def tokenizer_info(self) -> dict[str, Any]:
         """The tokenizer's config and chat template."""

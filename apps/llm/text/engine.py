@@ -21,7 +21,7 @@ from typing import Any
 from apps.llm.api import ANYONE, AdapterInfo, Caller, CallerStats, EngineStats, Pool, UnknownAdapter
 from apps.llm.chat.conversation import ChatRequest
 from apps.llm.chat.model_format import ModelFormat, Turn
-from apps.llm.engine.executor_protocol import DevicePlace
+from apps.llm.engine.executor_protocol import ExecutorProvider
 from apps.llm.engine.interface import TokenEngine
 from apps.llm.text.admission import Admission
 from apps.llm.text.generation import Delivery, Generation
@@ -78,7 +78,7 @@ class Engine(Scripting):
     def load(
         cls,
         config: EngineConfig | str,
-        place: DevicePlace | None = None,
+        provider: ExecutorProvider | None = None,
         slice: TpuSlice | None = None,
         **settings: Any,
     ) -> "Engine":
@@ -86,7 +86,7 @@ class Engine(Scripting):
 
         Args:
             config: a config, or just the model: a local folder, a hub id, an fsspec URL or a registered name.
-            place: where the model's devices are; default: those that this process sees.
+            provider: where the model's devices are; default: those that this process sees.
             slice: the TPU slice that the devices belong to, if any, for choosing a layout.
             settings: fields of EngineConfig, if only a model is given: `Engine.load("google/gemma-2b", tiny=True)`.
 
@@ -99,7 +99,7 @@ class Engine(Scripting):
             config = EngineConfig(model=config, **settings)
         elif settings:
             raise TypeError(f"settings next to a whole config: put {', '.join(settings)} into the config")
-        opened = open_model(config, place, slice)
+        opened = open_model(config, provider, slice)
         try:
             engine = cls(opened.tokens.config, *opened)
             for name, location in engine.config.adapters.items():

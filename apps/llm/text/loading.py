@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from apps.llm.api import Pool
 from apps.llm.engine.engine import JaxEngine
-from apps.llm.engine.executor_protocol import DevicePlace
+from apps.llm.engine.executor_protocol import ExecutorProvider
 from apps.llm.engine.weights.model import Model
 from apps.llm.text.model_files import pooling_of, sampling_defaults_of, tokenizer_of
 from apps.llm.text.reranker import Reranker
@@ -24,7 +24,7 @@ class Opened(NamedTuple):
     sampling_defaults: Mapping[str, Any]
 
 
-def open_model(config: EngineConfig, place: DevicePlace | None, slice: TpuSlice | None) -> Opened:
+def open_model(config: EngineConfig, provider: ExecutorProvider | None, slice: TpuSlice | None) -> Opened:
     """See `Engine.load`."""
     opened: list[tuple[Model, ModelTokenizer]] = []
 
@@ -32,7 +32,7 @@ def open_model(config: EngineConfig, place: DevicePlace | None, slice: TpuSlice 
         opened.append((model, tokenizer_of(model)))
         return opened[-1][1]
 
-    tokens = JaxEngine.load(config, vocabulary, place, slice)
+    tokens = JaxEngine.load(config, vocabulary, provider, slice)
     try:
         ((model, tokenizer),) = opened
         reranker = Reranker.of(tokens.config, model.arch, tokenizer)

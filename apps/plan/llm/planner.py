@@ -40,7 +40,7 @@ class Workload:
 
 
 @dataclass(frozen=True)
-class Sized:
+class PlannedModel:
     """The programs of one DP rank on the slice, with as many pages as may fit."""
 
     workload: Workload
@@ -54,7 +54,7 @@ class Sized:
     usable: int
 
     @classmethod
-    def of(cls, workload: Workload) -> "Sized":
+    def of(cls, workload: Workload) -> "PlannedModel":
         """Lays the model over the slice, without compiling.
 
         Raises:
@@ -118,16 +118,16 @@ class Sized:
 def plan(workload: Workload) -> LLMPlan:
     """Compiles the decode step and the largest prefill step, and derives the plan from them.
 
-    Raises what `Sized.of` does.
+    Raises what `PlannedModel.of` does.
     """
-    sized = Sized.of(workload)
+    sized = PlannedModel.of(workload)
     decode = sized.programs.measure(sized.decode_shape, workload.whole)
     prefill = sized.programs.measure(sized.shapes[-1], workload.whole)
     return assembled(sized, decode, prefill)
 
 
-def assembled(sized: Sized, decode: MeasuredStep, prefill: MeasuredStep) -> LLMPlan:
-    config, slice, programs, copies = sized.config, sized.workload.slice, sized.programs, sized.layout.data
+def assembled(sized: PlannedModel, decode: MeasuredStep, prefill: MeasuredStep) -> LLMPlan:
+    config, slice, programs, dp_ranks = sized.config, sized.workload.slice, sized.programs, sized.layout.data
     peaks = Peaks.of(slice, len(topology.devices(slice)))
     page_bytes = decode.kv_cache / programs.pages
     memory = capacity.memory(sized.shapes, (sized.decode_shape, decode), prefill, sized.usable)
@@ -168,24 +168,24 @@ def assembled(sized: Sized, decode: MeasuredStep, prefill: MeasuredStep) -> LLMP
         chips=slice.chips,
         hosts=slice.hosts,
         devices_per_chip=cores,
-        mesh={"data": copies, "tensor": sized.layout.tensor},
+        mesh={"data": dp_ranks, "tensor": sized.layout.tensor},
         weights="int8" if config.quantize_weights == "int8" else config.dtype,
         kv_cache=programs.kv_dtype.name,
         kv_padding=_padding(sized, page_bytes),
-        batch=batch * copies,
+        batch=batch * dp_ranks,
         context=sized.context,
         prompt=sized.prompt,
         pages=pages,
         memory=_of_chip(memory, cores, fits=memory.fits and pages > -(-sized.max_len // config.page_size)),
         batches=[
-            LargestBatch(context=length, batch=count * copies)
+            LargestBatch(context=length, batch=count * dp_ranks)
             for length, count in capacity.batches(room, page_bytes, config.page_size, sized.max_len, working)
         ],
         experts=experts.report(sized.programs.decoder, sized.decode_shape.tokens),
         decode=decoding,
         prefill=prefilling,
-        at_floor=ServingRates.of(decoding.floor_s, sum(s.floor_s for s in first), batch * copies, slice.chips),
-        estimate=ServingRates.of(decoding.estimate_s, sum(s.estimate_s for s in first), batch * copies, slice.chips),
+        at_floor=ServingRates.of(decoding.floor_s, sum(s.floor_s for s in first), batch * dp_ranks, slice.chips),
+        estimate=ServingRates.of(decoding.estimate_s, sum(s.estimate_s for s in first), batch * dp_ranks, slice.chips),
         layers=sized.arch.num_layers,
         layers_compiled=layers,
         compile_s=decode.seconds + prefill.seconds,
@@ -194,7 +194,7 @@ def assembled(sized: Sized, decode: MeasuredStep, prefill: MeasuredStep) -> LLMP
 
 
 def _prefills(
-    sized: Sized, decode: MeasuredStep, prefill: MeasuredStep
+    sized: PlannedModel, decode: MeasuredStep, prefill: MeasuredStep
 ) -> list[tuple[StepShape, MeasuredStep, tuple[int, int]]]:
     """The prefill steps of a single prompt: full token budgets, then the rest in the smallest step that holds it.
 
@@ -215,7 +215,7 @@ def _prefills(
     return steps
 
 
-def unread(sized: Sized, shape: StepShape) -> float:
+def unread(sized: PlannedModel, shape: StepShape) -> float:
     """Bytes of the experts on each device that no token of a step picks."""
     mixture, devices = sized.arch.experts, sized.programs.mesh.size
     if mixture is None:
@@ -230,14 +230,14 @@ def _of_chip(memory: Memory, cores: int, fits: bool) -> MemoryOfChip:
     return MemoryOfChip(**{name: getattr(memory, name) * cores / 2**30 for name in sizes}, fits=fits)
 
 
-def _padding(sized: Sized, page_bytes: float) -> float:
+def _padding(sized: PlannedModel, page_bytes: float) -> float:
     mixers = (spec.mixer for spec in sized.arch.layers if spec.mixer.owns_cache)
     own = 2 * sum(each.num_kv_heads * each.head_dim for each in mixers) * sized.programs.kv_dtype.itemsize
     return page_bytes / sized.config.page_size * math.prod(sized.programs.mesh.shape.values()) / own
 
 
 def _notes(
-    sized: Sized, decode: MeasuredStep, step: StepReport, peaks: Peaks, cores: int, batch: int, layers: list[int]
+    sized: PlannedModel, decode: MeasuredStep, step: StepReport, peaks: Peaks, cores: int, batch: int, layers: list[int]
 ) -> list[str]:
     config, generation = sized.config, sized.workload.slice.generation
     notes = [f"The model's sizes are from {sized.source}."]

@@ -25,7 +25,7 @@ class MemoryOfChip(Part):
 
 class LargestBatch(Part):
     context: int = Field(description="tokens of each sequence, prompt and answer")
-    batch: int = Field(description="sequences of that length whose KV cache fits, over all copies")
+    batch: int = Field(description="sequences of that length whose KV cache fits, over all DP ranks")
 
 
 class StepReport(Run):
@@ -85,13 +85,13 @@ class LLMPlan(Plan):
     parameters: float
     active_parameters: float = Field(description="those that one token is multiplied by, and the embeddings")
     hosts: int
-    mesh: dict[str, int] = Field(description="data: copies of the model; tensor: devices of each")
+    mesh: dict[str, int] = Field(description="data: DP ranks; tensor: devices of each")
     weights: str
     kv_cache: str
     kv_padding: float = Field(
         description="bytes as stored over the keys' and values' own: repeated heads, filled tiles"
     )
-    batch: int = Field(description="sequences that decode together, over all copies")
+    batch: int = Field(description="sequences that decode together, over all DP ranks")
     context: int
     prompt: int
     pages: int = Field(description="of each copy")

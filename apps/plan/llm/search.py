@@ -14,7 +14,7 @@ from apps.llm.engine.execute.layout_choice import Cost, DeviceWeights, possible
 from apps.llm.engine.model.architecture import Architecture
 from apps.plan import topology
 from apps.plan.llm import architectures
-from apps.plan.llm.planner import Sized, Workload, plan, unread
+from apps.plan.llm.planner import PlannedModel, Workload, plan, unread
 from apps.plan.llm.report import LLMPlan
 from apps.plan.report import LABEL, Part
 from ray_configs.tpu import GENERATIONS, TpuSlice
@@ -124,7 +124,7 @@ def _by_arithmetic(workload: Workload, criteria: Criteria, layout: Layout, devic
     """A candidate, with a verdict if arithmetic alone rules it out; None if the model does not split this way."""
     slice = workload.slice
     try:
-        sized = Sized.of(workload)
+        sized = PlannedModel.of(workload)
     except (ValueError, topology.NoCompiler):
         return None
     config, tensor = sized.config, layout.tensor

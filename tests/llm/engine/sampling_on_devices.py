@@ -9,7 +9,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from apps.llm.api import MAX_BIAS
-from apps.llm.engine.execute.sampling import Extras, SamplingState, sample
+from apps.llm.engine.execute.sampling import SamplingState, TokenConstraints, sample
 from apps.llm.engine.execute.step import StepShape
 from apps.llm.engine.executor_protocol import Tokens
 
@@ -42,14 +42,14 @@ def compared(devices: int, seqs: int, vocab: int, used: tuple[int, int]) -> dict
     ids = np.zeros((seqs, MAX_BIAS), np.int32)
     bias = np.zeros((seqs, MAX_BIAS), np.float32)
     ids[:, 0], bias[:, 0] = RNG.integers(0, vocab, seqs), 3.0
-    extras = Extras(words, ids, bias, np.array(used, np.int32))
+    constraints = TokenConstraints(words, ids, bias, np.array(used, np.int32))
 
     def on(count: int) -> tuple:
         mesh = Mesh(np.array(jax.devices()[:count]), ("tensor",))
         given = logits
         if vocab % mesh.size == 0:  # as the decoder leaves them
             given = jax.device_put(logits, NamedSharding(mesh, P(None, "tensor")))
-        run = jax.jit(lambda logits, packed: sample(logits, shape.unpack(packed), state, extras, mesh))
+        run = jax.jit(lambda logits, packed: sample(logits, shape.unpack(packed), state, constraints, mesh))
         return run(given, step.packed)
 
     (packed, after), (expected, expected_after) = on(devices), on(1)

@@ -204,12 +204,12 @@ def test_an_adapter_whose_products_overflow_fails_its_own_requests(engine: Engin
     engine.load_adapter("bad", str(adapter))
     bad_one, executor = engine.tokens._adapters.get("bad"), engine.tokens.loops[0].executor
     bad_one.key = b"other weights"
-    place = bad_one.place
+    index = bad_one.index
     for layer, form in enumerate(executor.adapter_forms):
         values = stack.unpacked(form, bytes(stack.nbytes(form)))
         for name, low in values.items():
             values[name] = low._replace(a=np.full_like(low.a, bad), b=np.ones_like(low.b))
-        executor.write_adapter(place, layer, values)
+        executor.write_adapter(index, layer, values)
     failing = engine.submit(PROMPTS[0], GREEDY, adapter="bad")
     good = engine.submit(PROMPTS[0], GREEDY, adapter="good")
     assert answers(engine, *prompts) == wanted
@@ -217,7 +217,7 @@ def test_an_adapter_whose_products_overflow_fails_its_own_requests(engine: Engin
     assert_failed(failing)
     engine.unload_adapter("bad")
     stacks = jax.tree.leaves([layer["adapters"] for layer in executor.params["layers"]])
-    assert stacks and not any(np.asarray(part)[:, place - 1].any() for part in stacks)
+    assert stacks and not any(np.asarray(part)[:, index - 1].any() for part in stacks)
     assert ids(read(engine.submit(PROMPTS[0], GREEDY, adapter="good"))[0]) == of_good
     engine.unload_adapter("good")
     assert answers(engine, *prompts) == wanted

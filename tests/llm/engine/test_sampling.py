@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import Mesh
 
 from apps.llm.api import MAX_BIAS, TOP_LOGPROBS
-from apps.llm.engine.execute.sampling import Extras, SamplingState, sample, start_slot
+from apps.llm.engine.execute.sampling import SamplingState, TokenConstraints, sample, start_slot
 from apps.llm.engine.execute.step import StepShape
 from apps.llm.engine.execute.vocabulary_scans import weighted_choice
 from apps.llm.engine.executor_protocol import Tokens
@@ -27,12 +27,14 @@ LARGER_LOGITS = RNG.normal(size=LARGER).astype(np.float32) * 2
 ALONE = Mesh(jax.devices()[:1], ("tensor",))
 NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "repetition": 1.0, "top_k": 0, "logprobs": 0}
 run = jax.jit(
-    lambda logits, packed, state, extras, shape: sample(logits, shape.unpack(packed), state, extras, ALONE),
+    lambda logits, packed, state, constraints, shape: sample(logits, shape.unpack(packed), state, constraints, ALONE),
     static_argnums=4,
 )
 
 
-def extras(allowed: Sequence[int] | None = None, bias: dict[int, float] | None = None, vocab: int = VOCAB) -> Extras:
+def constraints(
+    allowed: Sequence[int] | None = None, bias: dict[int, float] | None = None, vocab: int = VOCAB
+) -> TokenConstraints:
     words = np.full((SEQS, -(-vocab // 32)), 0xFFFFFFFF, np.uint32)
     if allowed is not None:
         words[:] = 0
@@ -41,7 +43,7 @@ def extras(allowed: Sequence[int] | None = None, bias: dict[int, float] | None =
     ids, values = np.zeros((SEQS, MAX_BIAS), np.int32), np.zeros((SEQS, MAX_BIAS), np.float32)
     for i, (token, value) in enumerate((bias or {}).items()):
         ids[:, i], values[:, i] = token, value
-    return Extras(words, ids, values, np.array([allowed is not None, bool(bias)], np.int32))
+    return TokenConstraints(words, ids, values, np.array([allowed is not None, bool(bias)], np.int32))
 
 
 def draw(settings: Sequence[dict], logits=LOGITS, state=None, more=None, position: int = 5):
@@ -52,7 +54,7 @@ def draw(settings: Sequence[dict], logits=LOGITS, state=None, more=None, positio
     vocab = len(logits)
     logits = np.broadcast_to(logits, (SEQS, vocab)).astype(np.float32)
     state = state or SamplingState.empty(ROWS, vocab)
-    packed, state = run(logits, step.packed, state, extras(vocab=vocab) if more is None else more, step.shape)
+    packed, state = run(logits, step.packed, state, constraints(vocab=vocab) if more is None else more, step.shape)
     return Tokens.unpack(np.asarray(packed)), state
 
 
@@ -215,24 +217,24 @@ def test_bias_and_mask() -> None:
     allowed = [0, 3, 17, 31, 32, 49]
     both = np.full(VOCAB, -np.inf, np.float32)
     both[allowed] = expected[allowed]
-    assert set(many(2048, more=extras(allowed))) <= set(allowed)
-    assert set(many(512, more=extras([31]))) == {31}
-    seen = np.bincount(many(4096, more=extras(allowed, bias)), minlength=VOCAB) / 4096
+    assert set(many(2048, more=constraints(allowed))) <= set(allowed)
+    assert set(many(512, more=constraints([31]))) == {31}
+    seen = np.bincount(many(4096, more=constraints(allowed, bias)), minlength=VOCAB) / 4096
     assert np.abs(seen - softmax(both)).max() < 0.03
-    seen = np.bincount(many(4096, more=extras(None, bias)), minlength=VOCAB) / 4096
+    seen = np.bincount(many(4096, more=constraints(None, bias)), minlength=VOCAB) / 4096
     assert np.abs(seen - softmax(expected)).max() < 0.03
-    assert set(many(SEQS, more=extras(allowed, bias), temperature=0.0)) == {int(both.argmax())}
+    assert set(many(SEQS, more=constraints(allowed, bias), temperature=0.0)) == {int(both.argmax())}
 
 
 def test_the_mask_finds_every_token() -> None:
     for token in range(LARGER):
-        allowed = extras([token], vocab=LARGER)
+        allowed = constraints([token], vocab=LARGER)
         assert draw([{"temperature": 0.0}], LARGER_LOGITS, None, allowed)[0].ids[0] == token
 
 
 def test_logprobs_are_the_models_own() -> None:
     settings = {"logprobs": 1, "temperature": 0.3, "top_k": 4, "presence": 1.0}
-    sampled, _ = draw([settings | {"seed": i} for i in range(SEQS)], more=extras(None, {2: 5.0}))
+    sampled, _ = draw([settings | {"seed": i} for i in range(SEQS)], more=constraints(None, {2: 5.0}))
     reference = np.log(softmax(LOGITS))
     order = np.argsort(-reference)[:TOP_LOGPROBS]
     assert np.allclose(sampled.logprob, reference[sampled.ids], atol=1e-5)

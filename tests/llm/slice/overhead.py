@@ -22,10 +22,10 @@ os.environ["RAY_AUTH_MODE"] = "disabled"
 sys.path.append(str(Path(__file__).parents[3]))
 
 from apps.llm.engine.execute.layout_choice import choose
-from apps.llm.engine.execute.local import ThisProcess
+from apps.llm.engine.execute.local import LocalDevices
 from apps.llm.engine.execute.readout import Launched
 from apps.llm.engine.execute.step import HostStep, StepShape
-from apps.llm.engine.executor_protocol import DevicePlace, Executor, step_shapes
+from apps.llm.engine.executor_protocol import Executor, ExecutorProvider, step_shapes
 from apps.llm.engine.hosts.lockstep import RankWorkers
 from apps.llm.engine.hosts.wire import NO_DP_RANK, Listener, MessageKind, message
 from apps.llm.engine.weights.model import Model
@@ -100,7 +100,7 @@ def tcp_host(port: int, secret: str, rank: int, step_s: float) -> None:
         def __init__(self) -> None:
             self.device = Device(step_s)
 
-        def launch(self, step: HostStep, extras: None, readout: None) -> Launched:
+        def launch(self, step: HostStep, constraints: None, readout: None) -> Launched:
             return Launched(Samples(self.device.launch()))
 
     connection = worker.Leader(("127.0.0.1", port), bytes.fromhex(secret)).connect(rank)
@@ -199,7 +199,7 @@ def model_step(config: EngineConfig) -> HostStep:
     return step
 
 
-def loaded(config: EngineConfig, place: DevicePlace) -> Executor:
+def loaded(config: EngineConfig, place: ExecutorProvider) -> Executor:
     model = Model.open(config)
     layout = choose(config, model.arch, place.devices(config), None)
     (executor,) = place.load(config, model.at_size(config, layout.tensor), layout)
@@ -214,7 +214,7 @@ def by_itself(coordinator: str, rank: int, hosts: int) -> float:
 
     if hosts > 1:
         distributed.join(coordinator, rank, hosts)
-    config, place = configuration(4), ThisProcess()
+    config, place = configuration(4), LocalDevices()
     executor = loaded(config, place)
     step = model_step(config)
     return milliseconds(lambda: executor.launch(step), executor.read)

@@ -19,7 +19,7 @@ REPOSITORY = Path(__file__).parents[3]
 
 
 class Processes:
-    """A `DevicePlace`: `Engine.load(config, Processes(2, 4))`. Hosts go wrong by `trouble`: see host_process."""
+    """A `ExecutorProvider`: `Engine.load(config, Processes(2, 4))`. Hosts go wrong by `trouble`: see host_process."""
 
     def __init__(
         self,

@@ -106,7 +106,7 @@ def test_two_hosts_give_the_answers_of_one_process(
     try:
         expected = answers(alone)
         assert_same(answers(together), expected)
-        # Every kind of message: penalties (START_SLOT), a bias and a least length (extras), random draws.
+        # Every kind of message: penalties (START_SLOT), a bias and a least length (constraints), random draws.
         odd = {"presence_penalty": 1.0, "repetition_penalty": 1.2, "logit_bias": {7: 3.0, 9: -100.0}, "min_tokens": 3}
         assert_same(answers(together, **odd), answers(alone, **odd))
         assert_same(answers(together, temperature=1.0, seed=5), answers(alone, temperature=1.0, seed=5))

@@ -1,4 +1,4 @@
-"""Which adapters an engine has: their names and places."""
+"""Which adapters an engine has: their names, and their indices on the devices."""
 
 import threading
 import time
@@ -13,7 +13,7 @@ class Adapter:
 
     name: str
     location: str
-    place: int  # among the adapters on the devices, from 1
+    index: int  # among the adapters on the devices, from 1
     created: int = field(default_factory=lambda: int(time.time()))
     key: bytes = b""
     """Digest of its weights: tells its KV pages from those of the model and of other adapters, also of an earlier one
@@ -25,15 +25,15 @@ class Adapter:
 
 
 class LoadedAdapters:
-    """The adapters by name, and the places that are free. Thread-safe.
+    """The adapters by name, and the indices that are free. Thread-safe.
 
     Args:
-        places: how many fit at a time.
+        capacity: how many fit at a time.
     """
 
-    def __init__(self, places: int):
-        self.places = places
-        self._free = list(reversed(range(1, places + 1)))
+    def __init__(self, capacity: int):
+        self.capacity = capacity
+        self._free = list(reversed(range(1, capacity + 1)))
         self._ready: dict[str, Adapter] = {}
         self._loading: dict[str, Adapter] = {}
         self._lock = threading.Lock()
@@ -56,11 +56,11 @@ class LoadedAdapters:
         except KeyError:
             raise UnknownAdapter(name) from None
 
-    def take_place(self, name: str, location: str) -> Adapter:
-        """A place for a new adapter, which has its name only after `ready`.
+    def take_index(self, name: str, location: str) -> Adapter:
+        """An index for a new adapter, which has its name only after `ready`.
 
         Raises:
-            RequestError: the name is taken, or no place is free.
+            RequestError: the name is taken, or no index is free.
         """
         with self._lock:
             if name in self._ready or name in self._loading:
@@ -68,7 +68,7 @@ class LoadedAdapters:
             if not self._free:
                 raise RequestError(
                     "lora_name",
-                    f"all {self.places} places for adapters are taken: unload one, or raise max_adapters in the config",
+                    f"all {self.capacity} places for adapters are taken: unload one, or raise max_adapters",
                 )
             adapter = self._loading[name] = Adapter(name, location, self._free.pop())
             return adapter
@@ -78,15 +78,15 @@ class LoadedAdapters:
             self._ready[adapter.name] = self._loading.pop(adapter.name)
 
     def retire(self, name: str) -> Adapter:
-        """Take the name away; its place stays taken until `give_back`. Raises UnknownAdapter."""
+        """Take the name away; its index stays taken until `give_back`. Raises UnknownAdapter."""
         with self._lock:
             adapter = self.get(name)
             del self._ready[name]
             return adapter
 
     def give_back(self, adapter: Adapter) -> None:
-        """Free the place of an adapter that was retired or never became ready."""
+        """Free the index of an adapter that was retired or never became ready."""
         with self._lock:
             if self._loading.get(adapter.name) is adapter:
                 del self._loading[adapter.name]
-            self._free.append(adapter.place)
+            self._free.append(adapter.index)

@@ -7,7 +7,7 @@ from typing import Literal
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from apps.llm.engine.attention.spec import FP8, Implementation
+from apps.llm.engine.attention.spec import FP8, AttentionBackend
 from apps.llm.engine.attention.xla import XlaAttention
 
 log = logging.getLogger("podslice")
@@ -20,7 +20,7 @@ def implementation(
     page_size: int,
     sinks: bool = False,
     cache: jnp.dtype | None = None,
-) -> Implementation:
+) -> AttentionBackend:
     """The implementation of that name; `auto` takes the platform's own, if it has one that fits the model.
 
     Falls back from the CPU kernels to plain XLA if the installed XLA has another foreign function interface.

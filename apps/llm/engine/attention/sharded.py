@@ -8,14 +8,14 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from apps.llm.engine.attention.spec import FP8, QKV, AttentionSpec, Implementation, KVScales, LayerCache
+from apps.llm.engine.attention.spec import FP8, QKV, AttentionBackend, AttentionSpec, KVScales, LayerCache
 from apps.llm.engine.execute.step import Batch
 
 FP8_MOST = float(jnp.finfo(FP8).max)
 
 
 def attend(
-    impl: Implementation,
+    impl: AttentionBackend,
     new: QKV,
     cache: LayerCache,
     plan: Any,

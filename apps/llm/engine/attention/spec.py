@@ -50,7 +50,7 @@ def cache_dtype(config: EngineConfig) -> jnp.dtype:
     return quantized.get(config.quantize_kv_cache, jnp.dtype(config.dtype))
 
 
-class Implementation(Protocol):
+class AttentionBackend(Protocol):
     def cache(self, spec: AttentionSpec, pages: int, dtype: jnp.dtype) -> LayerCache:
         """The shapes of one layer's empty cache."""
 

@@ -69,21 +69,21 @@ def _most_rows(kind: str) -> int | None:
     return None if has("avx512f") else FEW_ROWS
 
 
-def product(x: jax.Array, w: jax.Array, live: jax.Array | None = None) -> jax.Array:
+def product(x: jax.Array, w: jax.Array, num_rows: jax.Array | None = None) -> jax.Array:
     """`[tokens, in]` times `[out, in]` -> `[tokens, out]` float32, for what `takes` says.
 
     Args:
-        live: `[1]`, the rows to compute; the others are 0. Default: all.
+        num_rows: `[1]`, the rows to compute; the others are 0. Default: all.
     """
     kind = _kind(x.dtype, w.dtype)
     assert kind is not None
     _register(kind)
     call = jax.ffi.ffi_call(f"podslice_product_{kind}", jax.ShapeDtypeStruct((len(x), len(w)), jnp.float32))
     x = x if kind == "pairs" else x.astype(jnp.float32)
-    if live is None:
+    if num_rows is None:
         return call(x, w, jnp.full(1, len(x), jnp.int32))
     # The kernel leaves the other rows as memory has them. XLA computes this with whatever reads the product.
-    return jnp.where((jnp.arange(len(x)) < live)[:, None], call(x, w, live), 0.0)
+    return jnp.where((jnp.arange(len(x)) < num_rows)[:, None], call(x, w, num_rows), 0.0)
 
 
 def _kind(x: jnp.dtype, w: jnp.dtype) -> str | None:
@@ -101,9 +101,9 @@ def _work(state, like_x, like_w):
     frame = frame_of(state)
     x, w = array2(frame, FRAME_ARGS, 0, like_x), array2(frame, FRAME_ARGS, 1, like_w)
     out = array2(frame, FRAME_RESULTS, 0, np.float32(0))
-    live = vector(frame, 2, np.int32(0))[0]
+    num_rows = vector(frame, 2, np.int32(0))[0]
     while unit >= 0:
-        product_unit(x, w, out, live, unit)
+        product_unit(x, w, out, num_rows, unit)
         finished_unit(state)
         unit = claim(state)
 

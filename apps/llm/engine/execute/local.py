@@ -28,9 +28,9 @@ from apps.llm.engine.adapters import stack
 from apps.llm.engine.adapters.stack import Adapted
 from apps.llm.engine.execute.programs import CLEANED, EnginePrograms, alike, unlike
 from apps.llm.engine.execute.readout import BLOCK, Launched, Readout, head
-from apps.llm.engine.execute.sampling import Extras
+from apps.llm.engine.execute.sampling import TokenConstraints
 from apps.llm.engine.execute.step import HostStep, StepShape
-from apps.llm.engine.executor_protocol import Tokens, fitting, readable, step_shapes
+from apps.llm.engine.executor_protocol import Tokens, fitting, shapes_with_readout, step_shapes
 from apps.llm.engine.model import params
 from apps.llm.engine.model.products import skips_padding
 from apps.llm.engine.weights import prepared
@@ -44,8 +44,8 @@ log = logging.getLogger("podslice")
 T = TypeVar("T")
 
 
-class ThisProcess:
-    """The `DevicePlace` of the devices that this process sees."""
+class LocalDevices:
+    """The `ExecutorProvider` of the devices that this process sees."""
 
     def devices(self, config: EngineConfig) -> Devices:
         return distributed.here()
@@ -71,7 +71,7 @@ class LocalExecutor:
         self.spans_hosts = distributed.spans_hosts(mesh)
         self.skips_padding = skips_padding
         self.shapes = step_shapes(config, model.max_len(config), skips_padding)
-        self.readable = readable(self.shapes)
+        self.readout_shapes = shapes_with_readout(self.shapes)
         self.max_pages = self.shapes[0].max_pages
         self._specs = EnginePrograms(config, arch, mesh, tuple(self.shapes))
         self.decoder, self.declared = self._specs.decoder, self._specs.declared
@@ -177,7 +177,7 @@ class LocalExecutor:
     # -- steps --------------------------------------------------------------------------------------------------
 
     def shape_for(self, tokens: int, seqs: int, reads: bool = False) -> StepShape:
-        return fitting(self.readable if reads else self.shapes, tokens, seqs)
+        return fitting(self.readout_shapes if reads else self.shapes, tokens, seqs)
 
     def warm_up(self) -> None:
         """Compile everything that a request may need, and run it once; afterwards nothing compiles."""
@@ -185,7 +185,7 @@ class LocalExecutor:
             self.programs.compile(lambda key, seconds: advance())
         with warming_up():
             for shape in self.shapes:
-                readout = Readout.everything(shape) if shape in self.readable else None
+                readout = Readout.everything(shape) if shape in self.readout_shapes else None
                 self.read(self.launch(shape.host(), readout=readout))
             self.start_slot(self.config.max_batch_size, [0], [0])
             self.clean([0])
@@ -197,24 +197,26 @@ class LocalExecutor:
     def compiles_after_ready(self) -> int:
         return self.programs.compiles_after_ready
 
-    def no_extras(self, seqs: int) -> Extras:
-        """Empty extras, created once for each size and kept on the device."""
-        if seqs not in self._idle_extras:
-            self._idle_extras[seqs] = self._place(Extras.empty(seqs, self.arch.vocab_size))
-        return self._idle_extras[seqs]
+    def no_constraints(self, seqs: int) -> TokenConstraints:
+        """Empty constraints, created once for each size and kept on the device."""
+        if seqs not in self._idle_constraints:
+            self._idle_constraints[seqs] = self._place(TokenConstraints.empty(seqs, self.arch.vocab_size))
+        return self._idle_constraints[seqs]
 
     @cached_property
-    def _idle_extras(self) -> dict[int, Extras]:
+    def _idle_constraints(self) -> dict[int, TokenConstraints]:
         return {}
 
-    def launch(self, step: HostStep, extras: Extras | None = None, readout: Readout | None = None) -> Launched:
+    def launch(
+        self, step: HostStep, constraints: TokenConstraints | None = None, readout: Readout | None = None
+    ) -> Launched:
         """Start a step; pass the result to `read`."""
-        if extras is not None:  # placed like the empty ones: another placement would compile another program
-            extras = self._place(extras)
-        extras = extras or self.no_extras(step.shape.seqs)
+        if constraints is not None:  # placed like the empty ones: another placement would compile another program
+            constraints = self._place(constraints)
+        constraints = constraints or self.no_constraints(step.shape.seqs)
         tokens = step.shape.tokens
         samples, hidden, self.caches, self.state = self.programs["step", tokens](
-            self.params, self.caches, self.state, self.kv_scales, self._given(step.packed), extras
+            self.params, self.caches, self.state, self.kv_scales, self._given(step.packed), constraints
         )
         scores = pooled = None
         if readout is not None and readout.targets is not None:
@@ -248,12 +250,12 @@ class LocalExecutor:
                 for layer, cache in zip(self._paged_like, self.caches)
             ]
 
-    def write_adapter(self, place: int, layer: int, values: Adapted | None) -> None:
-        """Write an adapter's matrices of one layer, arrays of the host, to its place (from 1); None: zeros."""
+    def write_adapter(self, index: int, layer: int, values: Adapted | None) -> None:
+        """Write an adapter's matrices of one layer, arrays of the host, at its index (from 1); None: zeros."""
         own, form = self.params["layers"][layer], self.adapter_forms[layer]
         values = stack.unpacked(form, b"") if values is None else values
         write = self.programs["adapter", self._adapters_like[layer]]
-        own["adapters"] = write(own["adapters"], stack.on_devices(form, values), self._given(np.int32(place - 1)))
+        own["adapters"] = write(own["adapters"], stack.on_devices(form, values), self._given(np.int32(index - 1)))
 
     def close(self) -> None:
         """Nothing is held outside this process."""

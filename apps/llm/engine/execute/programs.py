@@ -17,9 +17,9 @@ from apps.llm.engine.adapters.stack import Adapted
 from apps.llm.engine.attention import choice
 from apps.llm.engine.attention.spec import cache_dtype
 from apps.llm.engine.execute import readout, sampling
-from apps.llm.engine.execute.sampling import Extras, SamplingState
+from apps.llm.engine.execute.sampling import SamplingState, TokenConstraints
 from apps.llm.engine.execute.step import StepShape
-from apps.llm.engine.executor_protocol import readable
+from apps.llm.engine.executor_protocol import shapes_with_readout
 from apps.llm.engine.model import params
 from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.model.declaration import declare
@@ -83,9 +83,9 @@ class EnginePrograms:
     def adapters(self) -> list[Adapted]:
         """The form of each layer's stack of adapters; none without places for them."""
         config, decoder = self.config, self.decoder
-        if not config.adapter_places:
+        if not config.adapter_capacity:
             return []
-        sizes = config.adapter_places, config.max_adapter_rank
+        sizes = config.adapter_capacity, config.max_adapter_rank
         return stack.abstract(self.arch, decoder.split, self.mesh, decoder.dtype, *sizes)
 
     @cached_property
@@ -139,10 +139,10 @@ class EnginePrograms:
         rows = self.slots
         return SamplingState(self._whole((rows,)), self._whole((rows, self.arch.vocab_size), jnp.int16))
 
-    def _extras(self, seqs: int) -> Extras:
+    def _constraints(self, seqs: int) -> TokenConstraints:
         bias = (seqs, MAX_BIAS)
         words = self._whole((seqs, -(-self.arch.vocab_size // 32)), jnp.uint32)
-        return Extras(words, self._whole(bias), self._whole(bias, jnp.float32), self._whole((2,)))
+        return TokenConstraints(words, self._whole(bias), self._whole(bias, jnp.float32), self._whole((2,)))
 
     @property
     def _scales(self) -> list[Any] | None:
@@ -180,13 +180,13 @@ class EnginePrograms:
             yield from self._calibration()
 
     def _step(self, shape: StepShape) -> ProgramSpec:
-        packed, extras = self._whole((shape.size,)), self._extras(shape.seqs)
-        arguments = self.weights, self.caches, self.state, self._scales, packed, extras
+        packed, constraints = self._whole((shape.size,)), self._constraints(shape.seqs)
+        arguments = self.weights, self.caches, self.state, self._scales, packed, constraints
         return ProgramSpec(("step", shape.tokens), partial(step, self.decoder, shape), arguments, donate=(1, 2))
 
     def _readouts(self) -> Iterator[ProgramSpec]:
         head = readout.head(self.weights)
-        for shape in readable(self.shapes):
+        for shape in shapes_with_readout(self.shapes):
             hidden = self._whole((shape.tokens, self.arch.hidden_size), self.decoder.dtype)
             arguments = head, hidden, self._whole((shape.tokens,))
             scores, pooled = partial(readout.scores, self.decoder), partial(readout.pooled, self.decoder, shape.seqs)
@@ -244,7 +244,7 @@ def step(
     state: SamplingState,
     kv_scales: list[Any] | None,
     packed: jax.Array,
-    extras: Extras,
+    constraints: TokenConstraints,
 ) -> tuple[jax.Array, jax.Array, list[Any], SamplingState]:
     """One step: samples, the last layer's hidden states `[T, hidden]` (see `readout`), caches and state."""
     batch = shape.unpack(packed)
@@ -260,7 +260,7 @@ def step(
         bad = ~sampling.all_finite(hidden) & (jnp.arange(shape.tokens) < batch.q_starts[-1])
         of_seq = batch.sequence_of_token() == jnp.arange(shape.seqs)[:, None]
         finite = ~jnp.any(of_seq & bad, axis=1)
-    samples, state = sampling.sample(logits, batch, state, extras, decoder.mesh, finite)
+    samples, state = sampling.sample(logits, batch, state, constraints, decoder.mesh, finite)
     if decoder.mesh.size > 1:  # replicated: each host reads its own copy and feeds its own state back
         everywhere = NamedSharding(decoder.mesh, P())
         hidden, state = jax.lax.with_sharding_constraint((hidden, state), everywhere)

@@ -2,7 +2,7 @@
 
 The step's program is always the same and leaves its hidden states on the device. Two small programs read them, and run
 only after steps where some sequence needs them. So requests that only decode pay nothing, scoring cannot change their
-results by a bit, and warm-up takes little longer: see `executor_protocol.readable`.
+results by a bit, and warm-up takes little longer: see `executor_protocol.shapes_with_readout`.
 """
 
 from collections.abc import Sequence

@@ -41,7 +41,7 @@ class SamplingState(NamedTuple):
         return cls(jnp.zeros(rows, jnp.int32), jnp.zeros((rows, vocab), jnp.int16))
 
 
-class Extras(NamedTuple):
+class TokenConstraints(NamedTuple):
     """Rarely used inputs, made on the host. Empty ones are kept on the device and reused."""
 
     allowed: Input  # [S, ceil(vocab / 32)] uint32 token masks, one bit a token: structured output, min_tokens
@@ -50,7 +50,7 @@ class Extras(NamedTuple):
     used: Input  # [2] int32: whether any mask is in use, whether any bias is
 
     @classmethod
-    def empty(cls, seqs: int, vocab: int) -> "Extras":
+    def empty(cls, seqs: int, vocab: int) -> "TokenConstraints":
         """Host arrays without masks or biases."""
         words = -(-vocab // 32)
         return cls(
@@ -74,7 +74,7 @@ def sample(
     logits: jax.Array,
     batch: Batch,
     state: SamplingState,
-    extras: Extras,
+    constraints: TokenConstraints,
     mesh: Mesh,
     finite: jax.Array | None = None,
 ) -> tuple[jax.Array, SamplingState]:
@@ -89,7 +89,7 @@ def sample(
     """
     finite = jnp.ones(len(logits), bool) if finite is None else finite
     rows = _Rows(batch.kv_lens, batch.rows, finite, batch.sampling)
-    packed = (_in_shares(mesh) if mesh.size > 1 else _pick)(logits, rows, state.counts, extras)
+    packed = (_in_shares(mesh) if mesh.size > 1 else _pick)(logits, rows, state.counts, constraints)
     tokens, present = jnp.maximum(packed[:, 0], 0), batch.kv_lens > 0
     # Padding writes to the last row, the scratch row.
     row = jnp.where(present, batch.rows, state.last_token.shape[0] - 1)
@@ -119,7 +119,7 @@ def _in_shares(mesh: Mesh) -> Callable[..., jax.Array]:
     """
     devices = mesh.size
 
-    def pick(logits: jax.Array, batch: _Rows, counts: jax.Array, extras: Extras) -> jax.Array:
+    def pick(logits: jax.Array, batch: _Rows, counts: jax.Array, constraints: TokenConstraints) -> jax.Array:
         """On one device: `logits` are its columns of all rows, or everything; the rest is everything."""
         seqs = batch.kv_lens.shape[0]
         share = -(-seqs // devices)  # the last devices may have fewer sequences, or none
@@ -143,7 +143,9 @@ def _in_shares(mesh: Mesh) -> Callable[..., jax.Array]:
         else:
             logits = own(logits)
         # `used` says of the whole step what it needs, and the counts are by slot: neither has a row for each sequence.
-        mine = extras._replace(**{name: own(getattr(extras, name)) for name in ("allowed", "bias_ids", "bias")})
+        mine = constraints._replace(
+            **{name: own(getattr(constraints, name)) for name in ("allowed", "bias_ids", "bias")}
+        )
         packed = _pick(logits, jax.tree.map(own, batch), counts, mine)
         return gathered(packed, mesh)[:seqs]
 
@@ -157,10 +159,10 @@ def _in_shares(mesh: Mesh) -> Callable[..., jax.Array]:
     return picked
 
 
-def _pick(logits: jax.Array, batch: _Rows, counts: jax.Array, extras: Extras) -> jax.Array:
+def _pick(logits: jax.Array, batch: _Rows, counts: jax.Array, constraints: TokenConstraints) -> jax.Array:
     rows = batch.sampling
     adjusted = _penalized(logits, rows, counts, batch.rows)
-    adjusted = _biased(adjusted, extras)
+    adjusted = _biased(adjusted, constraints)
     position = batch.kv_lens  # the sampled token's position, which with the seed determines the random number
     best, highest = likeliest(adjusted)
     tokens = jax.lax.cond(
@@ -186,21 +188,21 @@ def _penalized(logits: jax.Array, rows: SamplingRows, counts: jax.Array, row: ja
     return jax.lax.cond(wanted, apply, lambda: logits)
 
 
-def _biased(logits: jax.Array, extras: Extras) -> jax.Array:
+def _biased(logits: jax.Array, constraints: TokenConstraints) -> jax.Array:
     def bias(x: jax.Array) -> jax.Array:
-        return x.at[jnp.arange(len(x))[:, None], extras.bias_ids].add(extras.bias)
+        return x.at[jnp.arange(len(x))[:, None], constraints.bias_ids].add(constraints.bias)
 
     def allow(x: jax.Array) -> jax.Array:
         # Each word is repeated along a block, rather than each bit gathered from its word: for 256,000 tokens XLA
         # compiles that for TPU in a fifth of the time and estimates three fifths of the cycles.
         lane = jnp.arange(BLOCK)
-        words = in_blocks(extras.allowed, BLOCK // 32, fill=0)  # type: ignore[arg-type]  # inside a program the host's arrays are traced ones
+        words = in_blocks(constraints.allowed, BLOCK // 32, fill=0)  # type: ignore[arg-type]  # inside a program the host's arrays are traced ones
         words = jnp.take_along_axis(words, jnp.broadcast_to(lane // 32, (*words.shape[:2], BLOCK)), axis=2)
         bits = (words >> (lane % 32).astype(jnp.uint32)) & 1
         return jnp.where(bits.reshape(len(x), -1)[:, : x.shape[1]] == 1, x, -jnp.inf)
 
-    logits = jax.lax.cond(extras.used[1] > 0, bias, lambda x: x, logits)
-    return jax.lax.cond(extras.used[0] > 0, allow, lambda x: x, logits)
+    logits = jax.lax.cond(constraints.used[1] > 0, bias, lambda x: x, logits)
+    return jax.lax.cond(constraints.used[0] > 0, allow, lambda x: x, logits)
 
 
 def _draw(logits: jax.Array, rows: SamplingRows, position: jax.Array) -> jax.Array:

@@ -26,7 +26,7 @@ class Batch(NamedTuple):
     num_seqs: jax.Array  # [1]
     rows: jax.Array  # [S] the sequence's slot: its row in the state that outlives the step (last token, penalties)
     decoding: jax.Array  # [S] 1: its only token is the one it sampled in an earlier step, still on the device
-    adapter: jax.Array  # [S] place of the sequence's LoRA adapter, from 1; 0: none
+    adapter: jax.Array  # [S] index of the sequence's LoRA adapter, from 1; 0: none
     sampling: "SamplingRows"
 
     @property

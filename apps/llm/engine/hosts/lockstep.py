@@ -26,9 +26,9 @@ from apps.arrays.layout import Devices, Layout
 from apps.llm.engine.adapters import stack
 from apps.llm.engine.adapters.stack import Adapted
 from apps.llm.engine.execute.readout import SCORE_ROWS, Readout
-from apps.llm.engine.execute.sampling import Extras
+from apps.llm.engine.execute.sampling import TokenConstraints
 from apps.llm.engine.execute.step import HostStep, StepShape
-from apps.llm.engine.executor_protocol import Tokens, fitting, readable, step_shapes
+from apps.llm.engine.executor_protocol import Tokens, fitting, shapes_with_readout, step_shapes
 from apps.llm.engine.hosts.wire import NO_DP_RANK, Connection, Listener, MessageKind, message
 from apps.llm.engine.weights.model import Model
 from ray_configs.llm import EngineConfig
@@ -68,7 +68,7 @@ class SliceWorkers:
         return self._devices
 
     def load(self, config: EngineConfig, model: Model, layout: Layout) -> "list[LockstepExecutor]":
-        """Have the hosts load their parts of the model; see `DevicePlace.load`. Call `devices` first.
+        """Have the hosts load their parts of the model; see `ExecutorProvider.load`. Call `devices` first.
 
         Raises:
             SliceFailed, TimeoutError: a host failed to.
@@ -223,7 +223,7 @@ class LockstepExecutor:
     def __init__(self, config: EngineConfig, model: Model, hosts: RankWorkers):
         self.arch, self.pages, self.hosts, self.skips_padding = model.arch, 0, hosts, False
         self.shapes = step_shapes(config, model.max_len(config))
-        self.readable = readable(self.shapes)
+        self.readout_shapes = shapes_with_readout(self.shapes)
 
     def make_cache(self, calibration_ids: list[int]) -> int:
         self.hosts.tell(message(MessageKind.MAKE_CACHE, (len(calibration_ids),), _bytes(calibration_ids)))
@@ -238,11 +238,13 @@ class LockstepExecutor:
         self.hosts.reports()
 
     def shape_for(self, tokens: int, seqs: int, reads: bool = False) -> StepShape:
-        return fitting(self.readable if reads else self.shapes, tokens, seqs)
+        return fitting(self.readout_shapes if reads else self.shapes, tokens, seqs)
 
-    def launch(self, step: HostStep, extras: Extras | None = None, readout: Readout | None = None) -> None:
+    def launch(
+        self, step: HostStep, constraints: TokenConstraints | None = None, readout: Readout | None = None
+    ) -> None:
         used, content = step.trimmed()
-        more = b"" if extras is None else b"".join(part.tobytes() for part in extras)
+        more = b"" if constraints is None else b"".join(part.tobytes() for part in constraints)
         kinds, wanted = (0, b"") if readout is None else readout.content()
         numbers = step.shape.tokens, step.shape.seqs, used, len(more), kinds
         self.hosts.tell(message(MessageKind.STEP, numbers, content + more + wanted))
@@ -258,8 +260,8 @@ class LockstepExecutor:
     def clean(self, pages: Sequence[int]) -> None:
         self.hosts.tell(message(MessageKind.CLEAN, (), _bytes(pages)))
 
-    def write_adapter(self, place: int, layer: int, values: Adapted | None) -> None:
-        self.hosts.tell(message(MessageKind.ADAPTER, (place, layer), b"" if values is None else stack.packed(values)))
+    def write_adapter(self, index: int, layer: int, values: Adapted | None) -> None:
+        self.hosts.tell(message(MessageKind.ADAPTER, (index, layer), b"" if values is None else stack.packed(values)))
 
     @property
     def compiles_after_ready(self) -> int:

@@ -28,8 +28,8 @@ class MessageKind(IntEnum):
     HELLO = 0  # host's rank, DP rank of the connection or NO_DP_RANK; then the secret
     MAKE_CACHE = 1  # number of calibration tokens; then their ids
     WARM_UP = 2
-    # StepShape's tokens and seqs, used columns of the page table, bytes of extras, which parts of a readout; then the
-    # step, the extras, the readout.
+    # StepShape's tokens and seqs, used columns of the page table, bytes of constraints, which parts of a readout; then
+    # the step, the constraints, the readout.
     STEP = 3
     START_SLOT = 4  # slot, length of the prompt, length of the answer; then both
     DONE = 5  # a number to report: from every host after loading, MAKE_CACHE and WARM_UP
@@ -38,7 +38,7 @@ class MessageKind(IntEnum):
     TOKENS = 6
     FAILED = 7  # then the reason
     LAYOUT = 8  # number of DP ranks, devices in each
-    ADAPTER = 9  # place, layer; then the adapter's matrices of that layer, or nothing for zeros
+    ADAPTER = 9  # index, layer; then the adapter's matrices of that layer, or nothing for zeros
     CLEAN = 10  # the pages' numbers follow
 
 

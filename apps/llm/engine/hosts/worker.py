@@ -24,7 +24,7 @@ from apps.arrays.program_cache import use_compile_cache
 from apps.llm.engine.adapters import stack
 from apps.llm.engine.execute.local import LocalExecutor
 from apps.llm.engine.execute.readout import Launched, Readout
-from apps.llm.engine.execute.sampling import Extras
+from apps.llm.engine.execute.sampling import TokenConstraints
 from apps.llm.engine.execute.step import HostStep, StepShape
 from apps.llm.engine.hosts.wire import NO_DP_RANK, Connection, MessageKind, message
 from apps.llm.engine.weights.model import Model
@@ -123,16 +123,16 @@ class Worker:
             wanted = len(content) - 4 * tokens * kinds.bit_count()  # where the readout begins
             end = wanted - more
             step = HostStep.whole(shape, used, memoryview(content)[:end])
-            extras = _extras(content[end:wanted], seqs, executor.arch.vocab_size) if more else None
+            constraints = _constraints(content[end:wanted], seqs, executor.arch.vocab_size) if more else None
             readout = Readout.of(kinds, content[wanted:]) if kinds else None
-            self._launched.put(executor.launch(step, extras, readout))
+            self._launched.put(executor.launch(step, constraints, readout))
         elif kind is MessageKind.START_SLOT:
             slot, prompt, *_ = numbers
             ids = np.frombuffer(content, np.int32)
             executor.start_slot(slot, ids[:prompt], ids[prompt:])
         elif kind is MessageKind.ADAPTER:
-            place, layer, *_ = numbers
-            executor.write_adapter(place, layer, stack.unpacked(executor.adapter_forms[layer], content))
+            index, layer, *_ = numbers
+            executor.write_adapter(index, layer, stack.unpacked(executor.adapter_forms[layer], content))
         elif kind is MessageKind.CLEAN:
             executor.clean(np.frombuffer(content, np.int32).tolist())
         elif kind is MessageKind.MAKE_CACHE:
@@ -159,13 +159,13 @@ class Worker:
                 self._connection.send(message(MessageKind.TOKENS, tuple(numbers), content))
 
 
-def _extras(content: bytes, seqs: int, vocab: int) -> Extras:
-    """Unpack Extras from the concatenated bytes of its arrays."""
+def _constraints(content: bytes, seqs: int, vocab: int) -> TokenConstraints:
+    """Unpack TokenConstraints from the concatenated bytes of its arrays."""
     parts, offset = [], 0
-    for like in Extras.empty(seqs, vocab):
+    for like in TokenConstraints.empty(seqs, vocab):
         parts.append(np.frombuffer(content, like.dtype, like.size, offset).reshape(like.shape))
         offset += like.nbytes
-    return Extras(*parts)
+    return TokenConstraints(*parts)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from apps.llm.engine.attention.spec import Implementation
+from apps.llm.engine.attention.spec import AttentionBackend
 from apps.llm.engine.execute.step import Batch
 from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.model.feed_forward.choice import network_of
@@ -40,7 +40,7 @@ class Decoder:
     split: Split
     page_size: int
     dtype: jnp.dtype
-    impl: Implementation
+    impl: AttentionBackend
     mesh: Mesh
 
     @cached_property
@@ -137,10 +137,10 @@ class Decoder:
         both = (projected.astype(self.dtype) + own.reshape(-1, layers, width)) * jnp.asarray(2**-0.5, self.dtype)
         return [both[:, layer] for layer in range(layers)]
 
-    def logits(self, params: Params, hidden: jax.Array, live: jax.Array | None = None) -> jax.Array:
-        """`[rows, hidden]` -> `[rows, vocab]` float32; `live` as `product` takes it."""
+    def logits(self, params: Params, hidden: jax.Array, num_rows: jax.Array | None = None) -> jax.Array:
+        """`[rows, hidden]` -> `[rows, vocab]` float32; `num_rows` as `product` takes it."""
         head = params["embed"] if self.arch.tied_embeddings else params["lm_head"]
-        logits = product(self.final(params, hidden), head, self.mesh, params.get("lm_head_bias"), live)
+        logits = product(self.final(params, hidden), head, self.mesh, params.get("lm_head_bias"), num_rows)
         if self.arch.final_softcap is not None:
             logits = self.arch.final_softcap * jnp.tanh(logits / self.arch.final_softcap)
         return logits

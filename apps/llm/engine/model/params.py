@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from apps.arrays.programs import ProgramSpec, shardings
 from apps.arrays.quantization import QuantArray, Weight, quantize, quantize_rows
-from apps.arrays.reading import Index, Reading, read_ahead
+from apps.arrays.reading import Index, ParamLoader, read_ahead
 from apps.llm.engine.model.param import Param, Params
 from apps.llm.engine.weights.checkpoint import Checkpoint
 from apps.serving.progress import bar
@@ -38,10 +38,10 @@ def _abstract(param: Param, mesh: Mesh, dtype: jnp.dtype, int8: bool) -> jax.Sha
 def load(tree: Params, checkpoint: Checkpoint, mesh: Mesh, dtype: jnp.dtype, int8: bool) -> Params:
     """Read every parameter onto its devices; int8 weights are quantized on the host, as they are read."""
 
-    def reading(name: str, param: Param) -> Reading:
+    def reading(name: str, param: Param) -> ParamLoader:
         form = abstract(param, mesh, dtype, int8)
         read = partial(_read, param, checkpoint, form, param.read_dtype(dtype, int8, checkpoint))
-        return Reading(form, read, whole_rows=True, exchange=True)
+        return ParamLoader(form, read, whole_rows=True, exchange=True)
 
     weights = loaded(tree, reading, checkpoint.is_local)
     checkpoint.forget_parts()
@@ -63,7 +63,7 @@ def _read(param: Param, checkpoint: Checkpoint, form: Weight, read_as: jnp.dtype
     return read
 
 
-def loaded(tree: Params, reading: Callable[[str, Param], Reading], local: bool) -> Params:
+def loaded(tree: Params, reading: Callable[[str, Param], ParamLoader], local: bool) -> Params:
     """The tree with each parameter, which is given by name, on its devices. For `local` see `read_ahead`."""
     params = named(tree)
     weights = []
@@ -86,7 +86,7 @@ def random(tree: Params, mesh: Mesh, dtype: jnp.dtype, int8: bool, seed: int = 0
         form = _abstract(param, mesh, dtype, int8)
         # Numbers, not a key: an array on one process's devices cannot be an input on a mesh of several processes.
         weight = _drawing(form, param.constant)(np.uint32(seed), np.uint32(next(places)))
-        return jax.block_until_ready(weight)  # see `Reading.placed`
+        return jax.block_until_ready(weight)  # see `ParamLoader.placed`
 
     return _map(draw, tree)
 

@@ -28,24 +28,24 @@ def splits_by_token(tokens: int, devices: int) -> bool:
 
 
 def product(
-    x: jax.Array, weight: Weight, mesh: Mesh, bias: jax.Array | None = None, live: jax.Array | None = None
+    x: jax.Array, weight: Weight, mesh: Mesh, bias: jax.Array | None = None, num_rows: jax.Array | None = None
 ) -> jax.Array:
     """`[tokens, in]` times `[out, in]`, plus bias -> `[tokens, out]` float32; a weight split along `out` splits it so.
 
     Args:
-        live: `[1]`, the rows that are wanted, the first ones: the others may be 0. Default: all.
+        num_rows: `[1]`, the rows that are wanted, the first ones: the others may be 0. Default: all.
     """
     multiply = quantization.multiplied
     if _is_one_cpu(mesh):
         from apps.llm.engine.cpu import products as native  # here, because Numba imports slowly
 
         if native.takes(x, values(weight)):
-            multiply = partial(native.product, live=live)
+            multiply = partial(native.product, num_rows=num_rows)
     return quantization.product(x, weight, bias, multiply)
 
 
 def skips_padding(meshes: list[Mesh], dtype: jnp.dtype, int8_weights: bool) -> bool:
-    """Whether `product` of that type takes no time for rows that are not live, on each of these meshes."""
+    """Whether `product` of that type takes no time for rows past `num_rows`, on each of these meshes."""
     if not all(map(_is_one_cpu, meshes)):
         return False
     from apps.llm.engine.cpu import products as native
@@ -64,16 +64,16 @@ def row_parallel(
     mesh: Mesh,
     by_token: bool,
     adapted: Owned | None = None,
-    live: jax.Array | None = None,
+    num_rows: jax.Array | None = None,
 ) -> jax.Array:
     """`product`, in x's type, with x and the weight split along `in`; see `add_up` for how the result is split.
 
     Args:
         adapted: adapters that add to the product, their A split like the weight.
-        live: as `product` takes it.
+        num_rows: as `product` takes it.
     """
     if mesh.size == 1:
-        return _with_adapters(product(x, weight, mesh, bias, live), x, adapted).astype(x.dtype)
+        return _with_adapters(product(x, weight, mesh, bias, num_rows), x, adapted).astype(x.dtype)
     parts = (
         QuantArray(P(None, AXIS), P()) if isinstance(weight, QuantArray) else P(None, AXIS)
     )  # a tree of the same form, of specs

@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from apps.arrays.quantization import Weight
 from apps.llm.engine.adapters.low_rank import Owned, owned
-from apps.llm.engine.attention.spec import Implementation
+from apps.llm.engine.attention.spec import AttentionBackend
 from apps.llm.engine.execute.step import Batch
 from apps.llm.engine.model import products
 from apps.llm.engine.model.param import Params
@@ -22,7 +22,7 @@ class Machine:
     """What a model computes on, and how."""
 
     mesh: Mesh
-    attention: Implementation
+    attention: AttentionBackend
     page_size: int
 
 
@@ -32,7 +32,7 @@ class StepContext:
 
     machine: Machine
     batch: Batch
-    live: jax.Array  # [1] how many of the tokens are not padding: these come first
+    num_tokens: jax.Array  # [1] how many of the tokens are not padding: these come first
     by_token: bool  # whether tokens are split over the mesh between products
     own: jax.Array | None  # [T, places] which tokens have which adapter; None: no adapters
     made: dict[Any, Any] = field(default_factory=dict)
@@ -56,11 +56,11 @@ class StepContext:
 
     def product(self, x: jax.Array, weight: Weight, bias: jax.Array | None = None) -> jax.Array:
         """`[T, in]` times `[out, in]`, plus bias -> `[T, out]` float32."""
-        return products.product(x, weight, self.machine.mesh, bias, self.live)
+        return products.product(x, weight, self.machine.mesh, bias, self.num_tokens)
 
     def row_parallel(self, x: jax.Array, weight: Weight, bias: jax.Array | None, adapted: Owned | None) -> jax.Array:
         """The same with x and the weight split along `in`: `[T, out]` in x's type, split by token if the step is."""
-        return products.row_parallel(x, weight, bias, self.machine.mesh, self.by_token, adapted, self.live)
+        return products.row_parallel(x, weight, bias, self.machine.mesh, self.by_token, adapted, self.num_tokens)
 
     def whole(self, x: jax.Array) -> jax.Array:
         """`[T, ...]` replicated on every device."""

@@ -1,4 +1,4 @@
-"""Changes of adapters' places between the steps of running sequences."""
+"""Changes of adapters between the steps of running sequences."""
 
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -11,16 +11,16 @@ from apps.llm.engine.adapters.stack import Adapted
 
 @dataclass(eq=False)
 class AdapterChange:
-    """A place for an adapter whose matrices change, once no sequence uses it."""
+    """An adapter's index whose matrices change, once no sequence uses it."""
 
-    place: int
+    index: int
     layers: deque[tuple[int, Adapted | None]]  # to write, one between two steps; see `Executor.write_adapter`
     done: Future[None] = field(default_factory=Future)
 
     @classmethod
-    def of(cls, place: int, layers: Iterable[Adapted | None]) -> "AdapterChange":
-        """All layers of one place; None clears one."""
-        return cls(place, deque(enumerate(layers)))
+    def of(cls, index: int, layers: Iterable[Adapted | None]) -> "AdapterChange":
+        """All layers of one index; None clears one."""
+        return cls(index, deque(enumerate(layers)))
 
 
 class AdapterChanges:
@@ -39,14 +39,14 @@ class AdapterChanges:
         """Write one layer: more would hold up the answers in progress.
 
         Args:
-            used: places that sequences use.
+            used: indices that sequences use.
             write: see `Executor.write_adapter`.
         """
-        change = next((change for change in self._changes if change.place not in used), None)
+        change = next((change for change in self._changes if change.index not in used), None)
         if change is None:
             return
         if change.layers:
-            write(change.place, *change.layers.popleft())
+            write(change.index, *change.layers.popleft())
         if not change.layers:
             self._changes.remove(change)
             change.done.set_result(None)

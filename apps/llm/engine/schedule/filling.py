@@ -7,7 +7,7 @@ import numpy as np
 
 from apps.llm.api import MAX_BIAS
 from apps.llm.engine.execute.readout import Readout
-from apps.llm.engine.execute.sampling import Extras
+from apps.llm.engine.execute.sampling import TokenConstraints
 from apps.llm.engine.execute.step import FLOAT_ROWS, SETTINGS, HostStep, StepRows, StepShape
 from apps.llm.engine.schedule.answer import Answer
 from apps.llm.engine.schedule.pooling import PromptTask
@@ -55,7 +55,7 @@ class SlotTable:
         return step
 
 
-def filled(shape: StepShape, work: list[Work], answers: Answers, table: SlotTable) -> tuple[HostStep, Readout]:
+def build_step(shape: StepShape, work: list[Work], answers: Answers, table: SlotTable) -> tuple[HostStep, Readout]:
     """The step that does this work, and what to read of it."""
     rows, readout = StepRows(), Readout()
     for row, item in with_rows(work):
@@ -78,7 +78,7 @@ def filled(shape: StepShape, work: list[Work], answers: Answers, table: SlotTabl
     return table.step(shape, rows), readout
 
 
-def extras(shape: StepShape, work: list[Work], answers: Answers, vocab: int) -> Extras | None:
+def build_constraints(shape: StepShape, work: list[Work], answers: Answers, vocab: int) -> TokenConstraints | None:
     """The step's token masks and logit biases; None if no sequence has any."""
     masks, biased = dict[int, np.ndarray](), dict[int, Mapping[int, float]]()
     for row, item in with_rows(work):
@@ -100,4 +100,4 @@ def extras(shape: StepShape, work: list[Work], answers: Answers, vocab: int) -> 
         bits[i] = mask
     for i, biases in biased.items():
         ids[i, : len(biases)], bias[i, : len(biases)] = list(biases), list(biases.values())
-    return Extras(bits, ids, bias, np.array([bool(masks), bool(biased)], np.int32))
+    return TokenConstraints(bits, ids, bias, np.array([bool(masks), bool(biased)], np.int32))

@@ -67,13 +67,13 @@ class Loop(Generic[LaunchedT]):
             self._aborted.extend(ids)
             self._lock.notify()
 
-    def change_adapter(self, place: int, layers: Iterable[Adapted | None]) -> Future[None]:
-        """Wait until no sequence uses a place, then write an adapter's layers to it, or clear it. The future is done
+    def change_adapter(self, index: int, layers: Iterable[Adapted | None]) -> Future[None]:
+        """Wait until no sequence uses an adapter's index, then write its layers there, or clear it. The future is done
         then.
 
         The future fails, and nothing more can be submitted, when the loop ends first (EngineStopped).
         """
-        change = AdapterChange.of(place, layers)
+        change = AdapterChange.of(index, layers)
         with self._lock:
             self.check_open()
             self._changes.append(change)

@@ -32,7 +32,7 @@ class Sequence:
     published: int = 0  # full pages published to the prefix cache
     slot: int | None = None  # its slot in the batch
     on_device: bool = False  # its last token was sampled in `slot`: the device has it
-    lockstep: bool = False  # the tokens allowed next depend on the previous token (structured output)
+    needs_last_token: bool = False  # the tokens allowed next depend on the previous token (structured output)
     masked: Callable[[], bool] = lambda: True  # whether the tokens that are allowed next are known
     drafter: Drafter | None = None  # guesses its next tokens; None: no drafts
     cached_tokens: int = 0  # prompt tokens whose KV pages were found in the prefix cache
@@ -75,7 +75,7 @@ class Sequence:
     @property
     def ready(self) -> bool:
         """Whether it can decode in the next step, which is launched before the previous one is read."""
-        waits = self.unread and (self.lockstep or not self.on_device)
+        waits = self.unread and (self.needs_last_token or not self.on_device)
         return len(self.tokens) < self.limit and not waits and self.masked()
 
     @property

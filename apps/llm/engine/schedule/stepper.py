@@ -19,7 +19,7 @@ from apps.llm.engine.executor_protocol import Executor, LaunchedT, Tokens
 from apps.llm.engine.schedule.adapter_changes import AdapterChanges
 from apps.llm.engine.schedule.answer import Answer, failed, last_output
 from apps.llm.engine.schedule.delivery import Outputs, deliver
-from apps.llm.engine.schedule.filling import SlotTable, extras, filled
+from apps.llm.engine.schedule.filling import SlotTable, build_constraints, build_step
 from apps.llm.engine.schedule.pages import PagePool
 from apps.llm.engine.schedule.pooling import PromptTask
 from apps.llm.engine.schedule.scheduler import Scheduler
@@ -155,7 +155,7 @@ class Stepper(Generic[LaunchedT]):
             self.adapter_changes.write({seq.adapter for seq in self._answers}, self.executor.write_adapter)
         pending, self._pending = self._pending, None
         running = [] if pending is None else pending[0]
-        reads_first = pending is not None and self._reads_first(running)
+        reads_first = pending is not None and self._read_before_schedule(running)
         if pending is not None and reads_first:
             self._read(*pending)
             self._deliver()
@@ -180,7 +180,7 @@ class Stepper(Generic[LaunchedT]):
             if (seq := self._by_id.get(id)) is not None:
                 self._close(seq, last_output(seq, "error", LATE, of_answer=True))
 
-    def _reads_first(self, running: list[Work]) -> bool:
+    def _read_before_schedule(self, running: list[Work]) -> bool:
         """Whether the next step needs the running one's tokens: because it has drafts, or to draft from them."""
         if any(item.draft for item in running):
             return True
@@ -220,10 +220,10 @@ class Stepper(Generic[LaunchedT]):
         tokens = sum(item.stop - item.start for item in work) + drafted
         reads = any(isinstance(self._answers[item.seq], PromptTask) for item in work if not item.decoding)
         shape = self.executor.shape_for(tokens, len(work) + drafted, reads)
-        step, readout = filled(shape, work, self._answers, self._table)
+        step, readout = build_step(shape, work, self._answers, self._table)
         self._steps += 1
         self._drafted_tokens += drafted
-        more = extras(shape, work, self._answers, self.executor.arch.vocab_size)
+        more = build_constraints(shape, work, self._answers, self.executor.arch.vocab_size)
         return self.executor.launch(step, more, readout)
 
     def _read(self, work: list[Work], launched: LaunchedT) -> None:

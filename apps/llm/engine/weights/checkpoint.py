@@ -120,7 +120,7 @@ class Checkpoint(ModelFolder):
         entries: dict[str, TensorEntry] = {}
         for file in files:
             entries.update(self.header(file, DTYPES | QUANTIZED_DTYPES))
-        named = {_alone(name): entry for name, entry in entries.items()}
+        named = {_canonical_name(name): entry for name, entry in entries.items()}
         towers = sum(not name.startswith(OF_DECODER) for name in named)
         if named.keys() != entries.keys() and towers:
             log.info(
@@ -250,7 +250,7 @@ class Checkpoint(ModelFolder):
         self._parts.clear()
 
 
-def _alone(name: str) -> str:
+def _canonical_name(name: str) -> str:
     prefix = next((prefix for prefix in DECODER_PREFIXES if name.startswith(prefix)), "")
     return DECODER_PREFIXES.get(prefix, "") + name.removeprefix(prefix)
 

@@ -35,7 +35,7 @@ from pydantic import Field, ValidationError
 
 from apps.arrays.model_folder import DTYPES, MOST_LISTED, CheckpointError, TensorEntry
 from apps.arrays.quantization import QuantArray, quantize_rows
-from apps.arrays.reading import Index, Reading
+from apps.arrays.reading import Index, ParamLoader
 from apps.arrays.row_ranges import clipped, positions
 from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.model.declaration import declare
@@ -271,7 +271,7 @@ def load(tree: Params, checkpoint: Prepared, mesh: Mesh, dtype: jnp.dtype, int8:
     # CPU devices use the mapped files themselves.
     mapped = checkpoint.is_local and mesh.devices.flat[0].platform == "cpu"
 
-    def reading(name: str, param: Param) -> Reading:
+    def reading(name: str, param: Param) -> ParamLoader:
         stored_int8 = name + SCALE in checkpoint.tensors
         form = abstract(param, mesh, dtype, int8 or stored_int8)
         quantizes = isinstance(form, QuantArray) and not stored_int8
@@ -290,6 +290,6 @@ def load(tree: Params, checkpoint: Prepared, mesh: Mesh, dtype: jnp.dtype, int8:
                 raise CheckpointError(f"{checkpoint.location}: tensor {name} has numbers that are not finite: damaged")
             return read
 
-        return Reading(form, read, whole_rows=quantizes, exchange=exchange, in_place=mapped and not quantizes)
+        return ParamLoader(form, read, whole_rows=quantizes, exchange=exchange, in_place=mapped and not quantizes)
 
     return loaded(tree, reading, checkpoint.is_local)

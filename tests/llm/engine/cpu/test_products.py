@@ -25,7 +25,7 @@ xla = jax.jit(quantization.product)
 
 @jax.jit
 def own(x: jax.Array, w: quantization.Weight, bias: jax.Array | None = None, live: jax.Array | None = None):
-    return quantization.product(x, w, bias, partial(products.product, live=live))
+    return quantization.product(x, w, bias, partial(products.product, num_rows=live))
 
 
 KINDS = {"bfloat16": (jnp.bfloat16, False), "float32": (jnp.float32, False), "int8": (jnp.bfloat16, True)}

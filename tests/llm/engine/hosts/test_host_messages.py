@@ -39,9 +39,9 @@ def test_pages_are_cleaned_and_adapters_cleared_on_every_host() -> None:
         content = message[HEADER.size :]
         assert len(content) == size
         worker._run_call(MessageKind(kind), NUMBERS.unpack_from(content), content[NUMBERS.size :])
-    pages, (place, layer, written), (cleared_place, cleared_layer, cleared) = calls
+    pages, (index, layer, written), (cleared_index, cleared_layer, cleared) = calls
     assert pages == [3, 70_000]
-    assert (place, layer) == (cleared_place, cleared_layer) == (2, 1)
+    assert (index, layer) == (cleared_index, cleared_layer) == (2, 1)
     for name, low in drawn[1].items():
         assert all(map(np.array_equal, written[name], low))
         assert not any(part.any() for part in cleared[name])

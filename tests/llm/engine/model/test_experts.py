@@ -24,7 +24,7 @@ def picked_at_random(tokens: int, per_token: int) -> np.ndarray:
     return np.stack([RANDOM.permutation(COUNT)[:per_token] for _ in range(tokens)])
 
 
-def gated(gate: jax.Array, up: jax.Array) -> jax.Array:
+def activation(gate: jax.Array, up: jax.Array) -> jax.Array:
     return jax.nn.silu(gate) * up
 
 
@@ -40,9 +40,9 @@ def feed_forward(
 
     def run(*given: Any) -> jax.Array:
         if form == "xla":
-            return mixture.feed_forward(*given, gated, of, mesh, False)
+            return mixture.feed_forward(*given, activation, of, mesh, False)
         chip = kernel.Chip(cores=2 if form == "two cores" else 1, vmem=VMEM)
-        return kernel.feed_forward(*given, gated, of, tile=128, chip=chip, interpret=True)
+        return kernel.feed_forward(*given, activation, of, tile=128, chip=chip, interpret=True)
 
     noise = RANDOM.integers(-9, 9, (COUNT * HIDDEN, whole_lanes(WIDTH) - WIDTH))
     more = jnp.array(noise, values(down).dtype)

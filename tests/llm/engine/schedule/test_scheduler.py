@@ -76,21 +76,21 @@ class Serving(RuleBasedStateMachine):
     @rule(
         prompt=st.lists(st.sampled_from([7, 8]), min_size=1, max_size=30),
         answer=st.integers(1, 20),
-        lockstep=st.booleans(),
+        needs_last_token=st.booleans(),
         reusable=st.integers(0, 40),
         priority=st.integers(-1, 1),
         caller=st.sampled_from([CALLER, CALLER, Caller("b"), BACKGROUND]),
     )
     def submit(
-        self, prompt: list[int], answer: int, lockstep: bool, reusable: int, priority: int, caller: Caller
+        self, prompt: list[int], answer: int, needs_last_token: bool, reusable: int, priority: int, caller: Caller
     ) -> None:
-        self.ask(prompt, answer, lockstep, reusable, priority, caller)
+        self.ask(prompt, answer, needs_last_token, reusable, priority, caller)
 
     def ask(
         self,
         prompt: list[int],
         answer: int,
-        lockstep: bool = False,
+        needs_last_token: bool = False,
         reusable: int = 40,
         priority: int = 0,
         caller: Caller = CALLER,
@@ -99,7 +99,7 @@ class Serving(RuleBasedStateMachine):
         limit = min(len(prompt) + answer, self.longest)
         arrival = next(self.arrivals)
         request = TokenRequest(id=arrival, prompt_ids=tuple(prompt), limit=limit, priority=priority, caller=caller)
-        seq = Sequence(request, arrival, limit, list(prompt), len(prompt), lockstep=lockstep)
+        seq = Sequence(request, arrival, limit, list(prompt), len(prompt), needs_last_token=needs_last_token)
         seq.reusable = reusable
         self.device.truth[seq] = list(prompt)
         self.open.append(seq)

@@ -44,7 +44,7 @@ class Device:
     def shape_for(self, tokens: int, seqs: int, reads: bool = False) -> Any:
         return fitting(self.shapes, tokens, seqs)
 
-    def launch(self, step: Any, extras: Any = None, readout: Any = None) -> tuple[int, Tokens]:
+    def launch(self, step: Any, constraints: Any = None, readout: Any = None) -> tuple[int, Tokens]:
         with jax.default_device(jax.devices("cpu")[0]):
             batch = jax.tree.map(np.asarray, step.shape.unpack(step.packed))
         count = int(batch.num_seqs[0])

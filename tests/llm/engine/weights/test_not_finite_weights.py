@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from apps.arrays.layout import Layout
 from apps.arrays.model_folder import CheckpointError
 from apps.jobs.preparation import PrepareArguments, prepare
-from apps.llm.engine.execute.local import ThisProcess
+from apps.llm.engine.execute.local import LocalDevices
 from apps.llm.engine.weights.model import Model
 from apps.serving.numbers.finite import all_finite
 from ray_configs.llm import EngineConfig
@@ -37,7 +37,7 @@ def load(folder: Path, **settings: object) -> None:
     config = EngineConfig(**tiny_models.SMALL | {"model": str(folder)} | settings)
     model = Model.open(config)
     config = model.settle(config)
-    ThisProcess().load(config, model, Layout(1, 1))
+    LocalDevices().load(config, model, Layout(1, 1))
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from apps.arrays.quantization import LANES, QuantArray, Weight, filled, values
 from apps.llm.engine.model.experts.kernel_body import kernel
-from apps.llm.engine.model.experts.weights import ExpertWeights, Gated
+from apps.llm.engine.model.experts.weights import Activation, ExpertWeights
 from apps.llm.engine.model.layers import Experts
 
 NAME = "experts"
@@ -71,7 +71,7 @@ def feed_forward(
     shares: jax.Array,
     picked: jax.Array,
     weights: ExpertWeights,
-    gated: Gated,
+    activation: Activation,
     experts: Experts,
     tile: int | None = None,
     chip: Chip | None = None,
@@ -89,7 +89,7 @@ def feed_forward(
     most = chip.most_tokens(hidden, x.dtype)
     if tokens > most:
         parts = [slice(start, start + most) for start in range(0, tokens, most)]
-        more = weights, gated, experts, tile, chip, interpret
+        more = weights, activation, experts, tile, chip, interpret
         return jnp.concatenate([feed_forward(x[part], shares[part], picked[part], *more) for part in parts])
     padding = -tokens % LANES if tokens > block else 0
     if padding:  # the rolls below take whole registers
@@ -97,7 +97,7 @@ def feed_forward(
             jnp.pad(each, ((0, padding), (0, 0)), constant_values=fill)
             for each, fill in ((x, 0), (shares, 0), (picked, -1))
         )
-    y = _call(x, shares, picked, weights, gated, block, tile, chip.cores, interpret)
+    y = _call(x, shares, picked, weights, activation, block, tile, chip.cores, interpret)
     return y[:tokens] if padding else y
 
 
@@ -111,7 +111,7 @@ def _call(
     shares: jax.Array,
     picked: jax.Array,
     weights: ExpertWeights,
-    gated: Gated,
+    activation: Activation,
     block: int,
     tile: int | None,
     cores: int,
@@ -182,7 +182,7 @@ def _call(
     ]
     passing = 3 * tile * hidden * (2 * itemsize + x.dtype.itemsize)
     y = pl.pallas_call(
-        partial(kernel, expert_at=expert, gated=gated, block=block, width=width, tile=tile),
+        partial(kernel, expert_at=expert, activation=activation, block=block, width=width, tile=tile),
         out_shape=jax.ShapeDtypeStruct((cores, tokens, hidden), x.dtype if cores == 1 else jnp.float32),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=3,

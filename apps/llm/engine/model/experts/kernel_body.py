@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from apps.llm.engine.model.experts.weights import Gated
+from apps.llm.engine.model.experts.weights import Activation
 
 
 class Refs(NamedTuple):
@@ -40,7 +40,9 @@ class Refs(NamedTuple):
     sums: Any  # [rows, hidden] what the expert makes of them
 
 
-def kernel(*refs: Any, expert_at: Callable[..., jax.Array], gated: Gated, block: int, width: int, tile: int) -> None:
+def kernel(
+    *refs: Any, expert_at: Callable[..., jax.Array], activation: Activation, block: int, width: int, tile: int
+) -> None:
     """What `pallas_call` runs at each step of the grid `[cores, experts of a core, tiles]`.
 
     Args:
@@ -54,7 +56,7 @@ def kernel(*refs: Any, expert_at: Callable[..., jax.Array], gated: Gated, block:
     tokens = at.x.shape[0]
     expert = expert_at(core, turn, at.ids, at.used)
     rows = jnp.where(core * pl.cdiv(at.used[0], cores) + turn < at.used[0], at.counts[expert], 0)
-    computed = partial(_computed, at, gated, step, width, tile)
+    computed = partial(_computed, at, activation, step, width, tile)
 
     @pl.when((turn == 0) & (step == 0))
     def begin() -> None:
@@ -96,7 +98,7 @@ def _begin(at: Refs, gathers: bool) -> None:
         at.finite[...] = jnp.where(jnp.isfinite(at.x[...].astype(jnp.float32)), at.x[...], jnp.zeros_like(at.x[...]))
 
 
-def _computed(at: Refs, gated: Gated, step: jax.Array, width: int, tile: int, rows: jax.Array) -> jax.Array:
+def _computed(at: Refs, activation: Activation, step: jax.Array, width: int, tile: int, rows: jax.Array) -> jax.Array:
     """What tile `step` of the expert makes of `[rows, hidden]`."""
     dtype = at.x.dtype
     gate, up = (_dot(rows, at.into[0, which].astype(dtype), ((1,), (1,))) for which in (0, 1))
@@ -104,7 +106,7 @@ def _computed(at: Refs, gated: Gated, step: jax.Array, width: int, tile: int, ro
         gate, up = gate * at.into_scale[0, 0:1, :], up * at.into_scale[0, 1:2, :]
     if at.into_bias is not None:
         gate, up = gate + at.into_bias[0, 0:1, :], up + at.into_bias[0, 1:2, :]
-    inner, matrix = gated(gate, up), at.down[0].astype(dtype)
+    inner, matrix = activation(gate, up), at.down[0].astype(dtype)
     if width % tile:  # the last tile reaches past the end, and what is there may be anything
         inner, matrix = (
             jnp.where(jax.lax.broadcasted_iota(jnp.int32, part.shape, 1) < width - step * tile, part, 0)

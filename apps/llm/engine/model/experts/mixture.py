@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from apps.arrays.collectives import AXIS
 from apps.arrays.quantization import LANES, filled, product, values
-from apps.llm.engine.model.experts.weights import ExpertWeights, Gated
+from apps.llm.engine.model.experts.weights import Activation, ExpertWeights
 from apps.llm.engine.model.layers import Experts
 from apps.llm.engine.model.products import add_up
 
@@ -38,7 +38,7 @@ def feed_forward(
     shares: jax.Array,
     picked: jax.Array,
     weights: ExpertWeights,
-    gated: Gated,
+    activation: Activation,
     experts: Experts,
     mesh: Mesh,
     by_token: bool,
@@ -58,11 +58,11 @@ def feed_forward(
         mine = jnp.where((mine >= 0) & (mine < own), mine, own)  # `own`: another device's
         if parts > 1 and weights.down_bias is not None:  # once for all parts of a width
             weights = weights._replace(down_bias=jnp.where(device % parts == 0, weights.down_bias, 0.0))
-        return add_up(on_device(x, shares, mine, weights, gated, experts), mesh, by_token)
+        return add_up(on_device(x, shares, mine, weights, activation, experts), mesh, by_token)
 
     on_device = _implementation(mesh, x.shape[1], experts.width // parts)
     if mesh.size == 1:
-        return on_device(x, shares, picked, weights, gated, experts)
+        return on_device(x, shares, picked, weights, activation, experts)
     return jax.shard_map(
         computed,
         mesh=mesh,
@@ -97,7 +97,7 @@ def _blocks(
     shares: jax.Array,
     picked: jax.Array,
     weights: ExpertWeights,
-    gated: Gated,
+    activation: Activation,
     experts: Experts,
 ) -> jax.Array:
     """`feed_forward` on one device, for those of the experts that it has.
@@ -127,7 +127,7 @@ def _blocks(
         rows = jax.lax.dynamic_slice_in_dim(taken, first, block)
         into, down, into_bias, down_bias = _of_expert(weights, expert, count)
         gate, up = jnp.split(product(filled(rows, into), into, into_bias), 2, axis=-1)
-        y = product(filled(gated(gate, up), down).astype(x.dtype), down, down_bias)
+        y = product(filled(activation(gate, up), down).astype(x.dtype), down, down_bias)
         # A block that ends beyond its expert's tokens writes into the next expert's, whose own blocks come later.
         return jax.lax.dynamic_update_slice_in_dim(results, y.astype(x.dtype), first, 0)
 

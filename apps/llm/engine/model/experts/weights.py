@@ -7,7 +7,7 @@ import jax
 
 from apps.arrays.quantization import Weight
 
-Gated = Callable[[jax.Array, jax.Array], jax.Array]
+Activation = Callable[[jax.Array, jax.Array], jax.Array]
 """Gate and up `[tokens, width]` -> the activations that go down."""
 
 

@@ -84,7 +84,7 @@ class ExpertNetworks:
         shares, picked = mixture.route(logits, spec)
         if "expert_scales" in layer:
             shares = shares * layer["expert_scales"][picked]
-        picked = jnp.where((jnp.arange(len(x)) < step.live)[:, None], picked, spec.count)
+        picked = jnp.where((jnp.arange(len(x)) < step.num_tokens)[:, None], picked, spec.count)
         of_experts = partial(gated, spec.activation)
         return mixture.feed_forward(
             x, shares, picked, expert_weights(layer), of_experts, spec, step.machine.mesh, step.by_token

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from apps.arrays.row_ranges import Rows, Source
 from apps.llm.engine.adapters.low_rank import AdaptedProduct, plus
 from apps.llm.engine.attention.sharded import attend
-from apps.llm.engine.attention.spec import QKV, AttentionSpec, Implementation, KVScales, LayerCache
+from apps.llm.engine.attention.spec import QKV, AttentionBackend, AttentionSpec, KVScales, LayerCache
 from apps.llm.engine.model.layers import Attention
 from apps.llm.engine.model.mixers.interface import Capacity, Mixed, StateForm
 from apps.llm.engine.model.param import Param, Params, bias, norm_weight, tensor
@@ -109,7 +109,7 @@ class AttentionMixer:
 
     # -- state --------------------------------------------------------------------------------------------------
 
-    def state(self, attention: Implementation, room: Capacity) -> StateForm | None:
+    def state(self, attention: AttentionBackend, room: Capacity) -> StateForm | None:
         if not self.spec.owns_cache:
             return None
         arrays = attention.cache(self.of_kernel(room.page_size), room.pages, room.dtype)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from apps.llm.engine.adapters.low_rank import AdaptedProduct
-from apps.llm.engine.attention.spec import Implementation
+from apps.llm.engine.attention.spec import AttentionBackend
 from apps.llm.engine.model.param import Params
 from apps.llm.engine.model.step_context import StepContext
 
@@ -59,7 +59,7 @@ class LayerMixer(Protocol):
     def adapted(self) -> dict[str, AdaptedProduct]:
         """Its products that adapters can change, by parameter."""
 
-    def state(self, attention: Implementation, room: Capacity) -> StateForm | None:
+    def state(self, attention: AttentionBackend, room: Capacity) -> StateForm | None:
         """What it keeps between steps; None if it keeps nothing, or reads another layer's."""
 
     def scales(self) -> Any:
