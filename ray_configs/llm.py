@@ -152,7 +152,7 @@ class EngineConfig(Config):
         return len(self.adapters) if self.max_adapters is None else self.max_adapters
 
     @model_validator(mode="after")
-    def _adapters_have_places(self) -> "EngineConfig":
+    def _adapters_fit(self) -> "EngineConfig":
         if len(self.adapters) > self.adapter_capacity:
             raise ValueError(f"adapters names {len(self.adapters)}, but max_adapters is {self.max_adapters}: raise it")
         if "" in self.adapters:

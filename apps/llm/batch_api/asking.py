@@ -47,7 +47,7 @@ class Asker:
 
     def __init__(self, app: ASGIApp, model: TextModel):
         self.model = model
-        self.places = asyncio.Semaphore(model.places)
+        self.open_lines = asyncio.Semaphore(model.max_batch_size)
         """Limits the lines in flight, over all batches; first come, first served."""
         self._client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://batch", timeout=None)
 

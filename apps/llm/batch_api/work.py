@@ -177,9 +177,9 @@ class BatchWork:
             for todo in missing(source, parts.done):
                 for index, text in await asyncio.to_thread(todo.lines, source):
                     await self._storage_works.wait()
-                    await self._asker.places.acquire()
+                    await self._asker.open_lines.acquire()
                     asked = group.create_task(self._ask(parts, index, text))
-                    asked.add_done_callback(lambda _: self._asker.places.release())
+                    asked.add_done_callback(lambda _: self._asker.open_lines.release())
 
     async def _ask(self, parts: Parts, index: int, text: bytes) -> None:
         try:

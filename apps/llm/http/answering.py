@@ -22,7 +22,7 @@ class PromptsAlone:
         self.prompt_tokens = sum(map(len, prompts))
         self._answers = len(prompts) * n
 
-    async def batches(self) -> AsyncIterator[list[Output]]:
+    async def outputs(self) -> AsyncIterator[list[Output]]:
         yield [Output(i, "", (), finish_reason="length") for i in range(self._answers)]
 
     def abort(self) -> None:
@@ -68,7 +68,7 @@ async def answered(source: Source, writer: Writer, streamed: bool) -> Response:
     try:
         if streamed:
             return await EventStream(_pieces(source, writer), writer.failed, writer.streamed_as).begun()
-        async for outputs in source.batches():
+        async for outputs in source.outputs():
             writer.take(outputs)
         return writer.whole_as(writer.whole())
     except BaseException:
@@ -79,7 +79,7 @@ async def answered(source: Source, writer: Writer, streamed: bool) -> Response:
 async def _pieces(source: Source, writer: Writer) -> AsyncGenerator[bytes, None]:
     """Yields one piece of bytes per step. Aborts the source when closed."""
     try:
-        async for outputs in source.batches():
+        async for outputs in source.outputs():
             if news := writer.events(outputs):
                 yield news
         if end := writer.last():

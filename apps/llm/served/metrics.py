@@ -11,13 +11,13 @@ from apps.serving.metrics import Instruments, Metrics
 SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
 
 
-def exposition(model: str, stats: EngineStats, page_size: int, adapters: Sequence[str], places: int) -> bytes:
+def exposition(model: str, stats: EngineStats, page_size: int, adapters: Sequence[str], capacity: int) -> bytes:
     """This replica's load in Prometheus' text format, under vLLM's names, which the Gateway API inference extension and
     llm-d scrape by default.
 
     Args:
         adapters: names of the LoRA adapters that requests can ask for. Pickers prefer replicas with the adapter.
-        places: how many adapters fit.
+        capacity: how many adapters fit.
     """
     registry = CollectorRegistry()
     for name, told, value in (
@@ -32,11 +32,11 @@ def exposition(model: str, stats: EngineStats, page_size: int, adapters: Sequenc
         Gauge(name, told, ["model_name"], registry=registry).labels(model).set(value)
     cache = Gauge("vllm:cache_config_info", "The KV cache.", ["block_size", "num_gpu_blocks"], registry=registry)
     cache.labels(page_size, stats.pages_total).set(1)
-    if places:
+    if capacity:
         labels = ["max_lora", "running_lora_adapters", "waiting_lora_adapters"]
         # All loaded adapters count as running: none has to be loaded for a request, which is what a picker asks.
         loaded = Gauge("vllm:lora_requests_info", "The LoRA adapters; when they were read.", labels, registry=registry)
-        loaded.labels(places, ",".join(adapters), "").set_to_current_time()
+        loaded.labels(capacity, ",".join(adapters), "").set_to_current_time()
     return generate_latest(registry)
 
 

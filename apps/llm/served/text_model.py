@@ -42,7 +42,7 @@ class TextModel:
         """Numbers in an embedding."""
         self.sampling_defaults = engine.sampling_defaults
         """The model's own, for what a request does not name."""
-        self.places = engine.capabilities.max_batch_size
+        self.max_batch_size = engine.capabilities.max_batch_size
         """Sequences that are computed at the same time."""
         self._engine, self._step_deadline_s = engine, step_deadline_s
         self._watch = StuckWatch(

@@ -31,7 +31,7 @@ class TextStream:
         """Prompt tokens that were not computed again; known from the first output on."""
         return sum(generation.cached_tokens for generation in self._generations)
 
-    async def batches(self) -> AsyncIterator[list[Output]]:
+    async def outputs(self) -> AsyncIterator[list[Output]]:
         """Lists of all outputs that are ready, oldest first, one list a step, until every answer has ended.
 
         Raises:
@@ -40,7 +40,7 @@ class TextStream:
         """
         first = last = 0.0  # seconds of the clock; 0: no output yet
         generation, *others = self._generations
-        async for outputs in generation.batches(*others):
+        async for outputs in generation.outputs(*others):
             last = time.monotonic()
             if not first:
                 first = last

@@ -145,7 +145,7 @@ class Generation:
             except queue.Empty:
                 return outputs
 
-    async def batches(self, *others: "Generation") -> AsyncIterator[list[Output]]:
+    async def outputs(self, *others: "Generation") -> AsyncIterator[list[Output]]:
         """Outputs as they arrive, in lists of all that are ready: one list a step, or fewer if the reader is slower.
 
         Args:
@@ -167,7 +167,7 @@ class Generation:
                 self._wake.clear()
 
     async def __aiter__(self) -> AsyncIterator[Output]:
-        async for outputs in self.batches():
+        async for outputs in self.outputs():
             for output in outputs:
                 yield output
 

@@ -36,7 +36,7 @@ class StandIn:
     """A model with four slots. It answers 400 to prompts that begin with `bad`."""
 
     name: str = MODEL
-    places: int = 4
+    max_batch_size: int = 4
     asked: Counter[str] = field(default_factory=Counter)
     """Number of requests for each prompt."""
     may_answer: asyncio.Semaphore | None = None

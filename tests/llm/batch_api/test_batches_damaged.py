@@ -110,7 +110,7 @@ def made(folder: Path) -> tuple[BatchStore, dict[str, str]]:
 
 async def half_done(kept: BatchStore, ids: dict[str, str]) -> None:
     """Works on them until some have ended and one is in its middle."""
-    model = StandIn(places=30, may_answer=asyncio.Semaphore(ANSWERED))
+    model = StandIn(max_batch_size=30, may_answer=asyncio.Semaphore(ANSWERED))
 
     def begun() -> bool:
         found = [kept.records.get(owner, id_)["request_counts"]["completed"] for id_, owner in ids.items()]

@@ -39,7 +39,7 @@ def test_a_life(tmp_path: Path) -> None:
         assert about.bytes == len(client.files.content(done.output_file_id).content)
         # Ended batches are no longer polled.
         until(client, batch, lambda _: not list((tmp_path / "open").iterdir()))
-    assert set(model.asked.values()) == {1} and model.most <= model.places
+    assert set(model.asked.values()) == {1} and model.most <= model.max_batch_size
     left = sorted(path.name for path in (tmp_path / "keys/default/batches" / batch.id).iterdir())
     assert left == ["batch.json", "end.json"]
 
@@ -126,7 +126,7 @@ def test_cancel_keeps_the_answers_so_far(tmp_path: Path) -> None:
         assert (done.request_counts.total, done.request_counts.completed) == (20, 3)
         with pytest.raises(openai.BadRequestError, match="Cannot cancel a batch with status 'cancelled'"):
             client.batches.cancel(batch.id)
-    assert model.running == 0 and sum(model.asked.values()) <= 3 + model.places
+    assert model.running == 0 and sum(model.asked.values()) <= 3 + model.max_batch_size
 
 
 def test_expiry_keeps_the_answers_so_far_and_names_the_rest(tmp_path: Path) -> None:

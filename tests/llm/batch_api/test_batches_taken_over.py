@@ -121,7 +121,7 @@ def test_replicas_share_batches_and_places(tmp_path: Path, monkeypatch: pytest.M
     asyncio.run(run())
     assert all(len(output(kept, id_)) == 30 for id_ in ids)
     assert one.asked and other.asked and len(one.asked + other.asked) == 120
-    assert max(one.most, other.most) <= one.places
+    assert max(one.most, other.most) <= one.max_batch_size
 
 
 def test_a_replica_that_is_stopped_lets_go_at_once(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def test_requests_are_those_of_the_tasks_caller(server):
     async def ask(**held) -> Caller:
         CALLER.set(Caller(background=True))
         stream = await server.model.submit(SamplingParams(max_tokens=1, **held), "x")
-        assert [output async for outputs in stream.batches() for output in outputs]
+        assert [output async for outputs in stream.outputs() for output in outputs]
         return stream._generations[0].caller
 
     assert asyncio.run(ask()).background and asyncio.run(ask(json_schema={})).background

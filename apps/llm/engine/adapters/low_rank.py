@@ -20,7 +20,7 @@ from apps.llm.engine.execute.step import Batch
 
 
 class LowRank(NamedTuple):
-    """The matrices of one product; those of a single adapter have no axis of places.
+    """The matrices of one product; those of a single adapter have no axis `adapters`.
 
     The fused product into q, k and v has three inputs: q's A, k's, v's. Its outputs are slices of the fused rows: the
     first, second... query heads of all groups, then the key heads, the value heads. Where keys give the values too, it
@@ -28,8 +28,8 @@ class LowRank(NamedTuple):
     two inputs and two outputs, the others have one.
     """
 
-    a: Any  # [inputs, places, rank, in]
-    b: Any  # [outputs, places, rank, out], times the adapter's scale
+    a: Any  # [inputs, adapters, rank, in]
+    b: Any  # [outputs, adapters, rank, out], times the adapter's scale
 
 
 class AdaptedProduct(NamedTuple):
@@ -47,24 +47,24 @@ Owned = tuple[LowRank, jax.Array]
 """A product's matrices, and the step's `owned`."""
 
 
-def owned(batch: Batch, places: int) -> jax.Array:
-    """`[T, places]` bool: the place of each token's adapter."""
+def owned(batch: Batch, adapters: int) -> jax.Array:
+    """`[T, adapters]` bool: which one each token has."""
     own = batch.adapter[batch.sequence_of_token()]
-    return own[:, None] == jnp.arange(1, places + 1)
+    return own[:, None] == jnp.arange(1, adapters + 1)
 
 
 def delta(x: jax.Array, adapted: Owned) -> jax.Array:
     """What each token's adapter adds to a product of x `[T, in]`: `[outputs, T, out]` float32."""
     low, own = adapted
-    inputs, places, rank, width = low.a.shape
+    inputs, adapters, rank, width = low.a.shape
     outputs, *_, out = low.b.shape
-    inner = product(x, low.a.reshape(-1, width)).reshape(len(x), inputs, places, rank)
-    inner = jnp.where(own[:, None, :, None], inner, 0.0).astype(x.dtype).reshape(len(x), inputs, places * rank)
+    inner = product(x, low.a.reshape(-1, width)).reshape(len(x), inputs, adapters, rank)
+    inner = jnp.where(own[:, None, :, None], inner, 0.0).astype(x.dtype).reshape(len(x), inputs, adapters * rank)
     if outputs > inputs:  # the heads of a group share q's
         inner = jnp.concatenate([inner[:, :1]] * (outputs - inputs) + [inner], axis=1)
     return jax.lax.dot_general(
         inner,
-        low.b.reshape(outputs, places * rank, out),
+        low.b.reshape(outputs, adapters * rank, out),
         (((2,), (1,)), ((1,), (0,))),
         preferred_element_type=jnp.float32,
     )

@@ -1,4 +1,4 @@
-"""The places for adapters on the devices: a stack of matrices for each layer, written while the engine runs."""
+"""The adapters on the devices: a stack of matrices for each layer, written while the engine runs."""
 
 import hashlib
 from collections.abc import Sequence
@@ -37,12 +37,12 @@ def shapes(product: AdaptedProduct, rank: int) -> LowRank:
     return LowRank((product.inputs, rank, product.width), (product.outputs, rank, product.out))
 
 
-def abstract(arch: Architecture, split: Split, mesh: Mesh, dtype: jnp.dtype, places: int, rank: int) -> list[Adapted]:
+def abstract(arch: Architecture, split: Split, mesh: Mesh, dtype: jnp.dtype, adapters: int, rank: int) -> list[Adapted]:
     """Shapes, types and shardings of each layer's stack."""
 
     def stack(shape: tuple[int, ...], split: P) -> jax.ShapeDtypeStruct:
         sharding = NamedSharding(mesh, P(None, None, None, *split))
-        return jax.ShapeDtypeStruct((shape[0], places, *shape[1:]), dtype, sharding=sharding)
+        return jax.ShapeDtypeStruct((shape[0], adapters, *shape[1:]), dtype, sharding=sharding)
 
     return [
         {name: LowRank(*map(stack, shapes(each, rank), SPLIT[each.split])) for name, each in layer.items()}

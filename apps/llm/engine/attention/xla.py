@@ -187,7 +187,7 @@ def _run(q: jax.Array, cache: XlaCache, sweep: Sweep, spec: AttentionSpec, sinks
     queries = spread(q[:count, None]) if width == 1 else None
     chunk = _chunk(count - 1, width)
 
-    def turn(i: jax.Array, state: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def body(i: jax.Array, state: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
         top, total, out = state  # per block and query head: maximum, sum of weights, weighted sum of values
 
         def take(x: jax.Array) -> jax.Array:
@@ -231,7 +231,7 @@ def _run(q: jax.Array, cache: XlaCache, sweep: Sweep, spec: AttentionSpec, sinks
         jnp.zeros((count, width * heads)),
         jnp.zeros((count, width * heads, dim)),
     )
-    top, total, out = jax.lax.fori_loop(0, -(-sweep.pieces // chunk), turn, state)
+    top, total, out = jax.lax.fori_loop(0, -(-sweep.pieces // chunk), body, state)
     if sinks is not None:
         total = total + jnp.exp2(jnp.tile(sinks.reshape(-1) * LOG2_E, width) - top)
     return (out / jnp.maximum(total, 1e-30)[..., None]).reshape(count, width, heads, dim)

@@ -77,15 +77,15 @@ def loaded(tree: Params, reading: Callable[[str, Param], ParamLoader], local: bo
 def random(tree: Params, mesh: Mesh, dtype: jnp.dtype, int8: bool, seed: int = 0) -> Params:
     """Random weights of a sane scale. Each device on every host draws only its own shards.
 
-    The values depend only on the seed and on the parameter's place and shape, not on the number of devices: JAX's
+    The values depend only on the seed, the parameter's shape and its number in the tree, not on the devices: JAX's
     partitionable threefry counts elements, wherever they are.
     """
-    places = iter(range(_count(tree)))
+    numbers = iter(range(_count(tree)))
 
     def draw(param: Param) -> Weight:
         form = _abstract(param, mesh, dtype, int8)
         # Numbers, not a key: an array on one process's devices cannot be an input on a mesh of several processes.
-        weight = _drawing(form, param.constant)(np.uint32(seed), np.uint32(next(places)))
+        weight = _drawing(form, param.constant)(np.uint32(seed), np.uint32(next(numbers)))
         return jax.block_until_ready(weight)  # see `ParamLoader.placed`
 
     return _map(draw, tree)
@@ -93,13 +93,13 @@ def random(tree: Params, mesh: Mesh, dtype: jnp.dtype, int8: bool, seed: int = 0
 
 @cache
 def _drawing(form: jax.ShapeDtypeStruct | QuantArray, constant: float | None) -> jax.stages.Compiled:
-    """A program that draws a parameter of this form. The parameter's place is an input, so all layers share it."""
+    """A program that draws a parameter of this form. Its number is an input, so all layers share it."""
     values = jax.tree.leaves(form)[0]
 
-    def draw(seed: jax.Array, place: jax.Array) -> Weight:
+    def draw(seed: jax.Array, number: jax.Array) -> Weight:
         if constant is not None:
             return jnp.full(values.shape, constant, values.dtype)
-        noise = jax.random.normal(jax.random.fold_in(jax.random.key(seed), place), values.shape, jnp.float32) * 0.02
+        noise = jax.random.normal(jax.random.fold_in(jax.random.key(seed), number), values.shape, jnp.float32) * 0.02
         return quantize(noise) if isinstance(form, QuantArray) else noise.astype(values.dtype)
 
     number = jax.ShapeDtypeStruct((), jnp.uint32)

@@ -34,7 +34,7 @@ class StepContext:
     batch: Batch
     num_tokens: jax.Array  # [1] how many of the tokens are not padding: these come first
     by_token: bool  # whether tokens are split over the mesh between products
-    own: jax.Array | None  # [T, places] which tokens have which adapter; None: no adapters
+    own: jax.Array | None  # [T, adapters] which tokens have which adapter; None: no adapters
     made: dict[Any, Any] = field(default_factory=dict)
 
     @classmethod

@@ -131,20 +131,22 @@ def _call(
     ids = jnp.sum(before <= jnp.arange(count)[:, None], axis=1, dtype=jnp.int32)
     used = before[-1:].astype(jnp.int32)
 
-    def expert(core: jax.Array, turn: jax.Array, ids: Any, used: Any) -> jax.Array:
+    def expert(core: jax.Array, visit: jax.Array, ids: Any, used: Any) -> jax.Array:
         # Past the last one its number repeats, so that nothing is read. Without any, one is read and not used.
-        place = core * pl.cdiv(used[0], cores) + turn
-        return jnp.minimum(ids[jnp.maximum(jnp.minimum(place, used[0] - 1), 0)], count - 1)
+        number = core * pl.cdiv(used[0], cores) + visit
+        return jnp.minimum(ids[jnp.maximum(jnp.minimum(number, used[0] - 1), 0)], count - 1)
 
     def spec(shape: tuple[int, ...], tiled: int | None) -> pl.BlockSpec:
         """A block of the current expert; axis `tiled` of it follows the tiles."""
 
-        def place(core: jax.Array, turn: jax.Array, step: jax.Array, ids: Any, _: Any, used: Any) -> tuple[Any, ...]:
-            last = core * pl.cdiv(used[0], cores) + turn >= used[0]
+        def at_visit(
+            core: jax.Array, visit: jax.Array, step: jax.Array, ids: Any, _: Any, used: Any
+        ) -> tuple[Any, ...]:
+            last = core * pl.cdiv(used[0], cores) + visit >= used[0]
             at = jnp.where(last, tiles - 1, step)
-            return expert(core, turn, ids, used), *(at if axis == tiled else 0 for axis in range(1, len(shape)))
+            return expert(core, visit, ids, used), *(at if axis == tiled else 0 for axis in range(1, len(shape)))
 
-        return pl.BlockSpec(shape, place)
+        return pl.BlockSpec(shape, at_visit)
 
     def all_of(*shape: int) -> pl.BlockSpec:
         return pl.BlockSpec(shape, lambda *_: (0,) * len(shape))
@@ -186,7 +188,7 @@ def _call(
         out_shape=jax.ShapeDtypeStruct((cores, tokens, hidden), x.dtype if cores == 1 else jnp.float32),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=3,
-            in_specs=[place if array is not None else None for array, place in given],
+            in_specs=[block if array is not None else None for array, block in given],
             out_specs=pl.BlockSpec((1, tokens, hidden), lambda core, *_: (core, 0, 0)),
             grid=(cores, jnp.maximum(pl.cdiv(used[0], cores), 1), tiles),
             scratch_shapes=scratch,

@@ -46,19 +46,19 @@ def kernel(
     """What `pallas_call` runs at each step of the grid `[cores, experts of a core, tiles]`.
 
     Args:
-        expert_at: the expert of a core's turn.
+        expert_at: the expert of a core's visit.
         block: rows of one product.
         width: of an expert; the last tile may reach past it.
     """
     at = Refs(*refs)
-    core, turn, step = (pl.program_id(axis) for axis in range(3))
-    cores, turns, steps = (pl.num_programs(axis) for axis in range(3))
+    core, visit, step = (pl.program_id(axis) for axis in range(3))
+    cores, visits, steps = (pl.num_programs(axis) for axis in range(3))
     tokens = at.x.shape[0]
-    expert = expert_at(core, turn, at.ids, at.used)
-    rows = jnp.where(core * pl.cdiv(at.used[0], cores) + turn < at.used[0], at.counts[expert], 0)
+    expert = expert_at(core, visit, at.ids, at.used)
+    rows = jnp.where(core * pl.cdiv(at.used[0], cores) + visit < at.used[0], at.counts[expert], 0)
     computed = partial(_computed, at, activation, step, width, tile)
 
-    @pl.when((turn == 0) & (step == 0))
+    @pl.when((visit == 0) & (step == 0))
     def begin() -> None:
         _begin(at, gathers=tokens > block)
 
@@ -76,7 +76,7 @@ def kernel(
 
         jax.lax.fori_loop(0, pl.cdiv(rows, block), run, None)
 
-    @pl.when((turn == turns - 1) & (step == steps - 1))
+    @pl.when((visit == visits - 1) & (step == steps - 1))
     def end() -> None:
         at.out[0] = at.total[...].astype(at.out.dtype)
 

@@ -114,16 +114,16 @@ def _blocks(
     starts = jnp.cumsum(tokens_of) - tokens_of
     blocks = -(-tokens_of // block)
     last_blocks = jnp.cumsum(blocks)
-    # All that a turn of the loop looks up is worked out before it: on a TPU each small step of a loop takes 2 us.
+    # All that a pass of the loop looks up is worked out before it: on a TPU each small step of a loop takes 2 us.
     number = jnp.arange(min(count, pairs) + pairs // block)  # as many blocks as there can be
     expert = jnp.sum(last_blocks[:, None] <= number, axis=0)
     begun = (number - (last_blocks - blocks).at[expert].get(mode="clip")) * block
-    turns = jnp.stack([expert, starts.at[expert].get(mode="clip") + begun], axis=1)
+    visits = jnp.stack([expert, starts.at[expert].get(mode="clip") + begun], axis=1)
     # Blocks of the last expert may reach past the end.
     taken = jnp.concatenate([x[order // per_token], jnp.zeros((block, x.shape[1]), x.dtype)])
 
     def run(number: jax.Array, results: jax.Array) -> jax.Array:
-        expert, first = turns[number]
+        expert, first = visits[number]
         rows = jax.lax.dynamic_slice_in_dim(taken, first, block)
         into, down, into_bias, down_bias = _of_expert(weights, expert, count)
         gate, up = jnp.split(product(filled(rows, into), into, into_bias), 2, axis=-1)

@@ -106,9 +106,9 @@ def _layers(config: Mapping[str, Any], family: str, need: Need) -> tuple[int, tu
     norm, post_norms = _norm(family, need), family in ("gemma2", "gemma3", "gemma4")
 
     def layer(window: int | None, has_experts: bool) -> LayerSpec:
-        turn = window_rope if window is not None and window_rope is not None else rope
+        layer_rope = window_rope if window is not None and window_rope is not None else rope
         feed_forward = experts if has_experts and experts is not None else mlp
-        return LayerSpec(replace(attention, window=window, rope=turn), feed_forward, norm, post_norms)
+        return LayerSpec(replace(attention, window=window, rope=layer_rope), feed_forward, norm, post_norms)
 
     layers = tuple(map(layer, windows, sparse))
     return context, gemma4.layers(config, layers, mlp) if family == "gemma4" else layers

@@ -23,7 +23,7 @@ class Positions(NamedTuple):
     """What layers of one kind share in a step."""
 
     plan: Any  # the attention implementation's
-    turn: tuple[jax.Array, jax.Array] | None  # cosines and sines of the rotary embedding
+    rotary: tuple[jax.Array, jax.Array] | None  # cosines and sines of the rotary embedding
 
 
 @dataclass(frozen=True)
@@ -132,11 +132,11 @@ class AttentionMixer:
 
     def shared(self, step: StepContext) -> Positions:
         spec, size = self.of_kernel(step.machine.page_size), step.machine.page_size
-        rope, turn = self.spec.rope, None
+        rope, rotary = self.spec.rope, None
         if rope is not None:
             frequencies = rope.inverse_frequencies(spec.head_dim) * 2
-            turn = step.once((rope, spec.head_dim), lambda: angles(step.batch, size, frequencies, rope.scale))
-        return Positions(step.once(spec, lambda: step.machine.attention.plan(step.batch, spec)), turn)
+            rotary = step.once((rope, spec.head_dim), lambda: angles(step.batch, size, frequencies, rope.scale))
+        return Positions(step.once(spec, lambda: step.machine.attention.plan(step.batch, spec)), rotary)
 
     def apply(
         self,
@@ -160,8 +160,8 @@ class AttentionMixer:
             weights = jnp.broadcast_to(layer["q_norm"], (spec.group, spec.head_dim))
             weights = jnp.concatenate([weights, layer["k_norm"][None]]) if own.owns_cache else weights
             qk = norm(own.qk_norm, qk, weights)
-        if shared.turn is not None:
-            qk = rotate(qk, *shared.turn)
+        if shared.rotary is not None:
+            qk = rotate(qk, *shared.rotary)
         q, k = qk[:, :, : spec.group], qk[:, :, -1] if own.owns_cache else None
         sinks = layer["sinks"].reshape(-1, spec.group) if own.sinks else None
         impl, mesh = step.machine.attention, step.machine.mesh
