@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from apps.arrays import reading
 from apps.arrays.model_folder import CheckpointError, ModelFolder
 from apps.arrays.quantization import quantize, quantize_rows
-from apps.arrays.reading import Index, Reading, read_ahead
+from apps.arrays.reading import Index, ParamLoader, read_ahead
 from apps.llm.engine.model import params
 from apps.llm.engine.model.declaration import declare
 from apps.llm.engine.model.families.hugging_face import from_hf_config
@@ -77,11 +77,11 @@ def test_a_bucket_is_read_once_by_several_threads(
     assert sum(stop - start for start, stop in read) == data
 
 
-def one(read: object) -> Reading:
+def one(read: object) -> ParamLoader:
     mesh = Mesh(jax.devices()[:1], ("tensor",))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     form = jax.ShapeDtypeStruct((64, 8), jnp.float32, sharding=sharding)
-    return Reading(form, read, whole_rows=True, exchange=True)  # type: ignore[arg-type]
+    return ParamLoader(form, read, whole_rows=True, exchange=True)  # type: ignore[arg-type]
 
 
 def test_no_more_is_read_ahead_than_fits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +89,7 @@ def test_no_more_is_read_ahead_than_fits(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(reading, "AHEAD", 3 * size)
     begun = 0
 
-    def readings() -> Iterator[Reading]:
+    def readings() -> Iterator[ParamLoader]:
         nonlocal begun
         for number in range(10):
             begun += 1
