@@ -10,6 +10,7 @@ from apps.llm.chat.events import ArgumentsPiece, CallEnd, CallStart, ChatEvent, 
 from apps.llm.chat.reader import PARAGRAPH
 from apps.llm.served.text_stream import TextStream
 from apps.llm.text_api import Output, PieceReader
+from apps.llm.texts import RequestTexts
 from apps.serving.ingress.bodies import EventStream
 
 
@@ -58,9 +59,20 @@ class Writer(ABC):
     def whole(self) -> Any:
         """The complete answer's JSON, after the last `take`."""
 
+    def size(self) -> int:
+        """About how many characters and numbers the complete answer has, if it can be large."""
+        return 0
 
-async def answered(source: Source, writer: Writer, streamed: bool) -> Response:
+    def response(self) -> Response:
+        """The complete answer. Called in a thread if it is large."""
+        return self.whole_as(self.whole())
+
+
+async def answered(source: Source, writer: Writer, streamed: bool, texts: RequestTexts) -> Response:
     """The response. The source is aborted however the response ends, also when the client disconnects.
+
+    Args:
+        texts: of the model; writes a large answer aside.
 
     Raises:
         EngineError: the request failed before any byte was sent.
@@ -70,7 +82,7 @@ async def answered(source: Source, writer: Writer, streamed: bool) -> Response:
             return await EventStream(_pieces(source, writer), writer.failed, writer.streamed_as).begun()
         async for outputs in source.outputs():
             writer.take(outputs)
-        return writer.whole_as(writer.whole())
+        return await texts.written(writer.size(), writer.response)
     except BaseException:
         source.abort()
         raise

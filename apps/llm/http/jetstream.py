@@ -93,7 +93,7 @@ async def generate(model: TextModel, content: bytes) -> Response:
         body = validated(JetStreamBody, content or b"{}")
         # JetStream truncates an answer at the end of the context instead of refusing a large max_tokens.
         params = SamplingParams(max_tokens=body.max_tokens, within_context=True, temperature=0.0)
-        return await answered(await model.submit(params, body.prompt), JetStreamWriter(), body.stream)
+        return await answered(await model.submit(params, body.prompt), JetStreamWriter(), body.stream, model.texts)
     except BadJSON as error:
         return Indented({"detail": [{"type": "json_invalid", "loc": ["body"], "msg": str(error)}]}, 422)
     except ValidationError as error:

@@ -126,9 +126,8 @@ def saxml_router(model: TextModel) -> APIRouter:
             logprobs = await served.score(body.prefix, suffixes)
         except (EngineError, OpenAIError, ValidationError, BodyTooLarge, BadJSON) as error:
             return refusal(error)
-        return SaxmlJSON(
-            {"model": served.name, "scores": [sum(of_one) for of_one in logprobs], "token_log_probs": logprobs}
-        )
+        scores = {"model": served.name, "scores": [sum(of_one) for of_one in logprobs], "token_log_probs": logprobs}
+        return await served.texts.written(sum(map(len, logprobs)), lambda: SaxmlJSON(scores))
 
     return router
 
@@ -149,7 +148,7 @@ async def generate(model: TextModel, content: bytes) -> Response:
             logprobs=0,
         )
         writer = SaxmlWriter(bare=body.extra_inputs is not None)
-        return await answered(await served.submit(params, body.query), writer, body.stream)
+        return await answered(await served.submit(params, body.query), writer, body.stream, served.texts)
     except (EngineError, OpenAIError, ValidationError, BadJSON) as error:
         return refusal(error)
 

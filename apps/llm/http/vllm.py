@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 
 from apps.llm.api import MAX_MESSAGES, MAX_TOOLS, Pool
 from apps.llm.http.adapters import named
+from apps.llm.http.large_json import LargeJSON
 from apps.llm.http.openai.messages import Message, ToolBody
 from apps.llm.http.openai.requests import MAX_INPUTS, ChatBody
 from apps.llm.served.text_model import TextModel
@@ -140,9 +141,8 @@ def vllm_router(model: TextModel, tokenizer_info: bool = False) -> APIRouter:
             with refusing(chat.names):
                 tokens = await served.texts.counted(chat.request())
         pieces = await served.texts.pieces(tokens) if body.return_token_strs else None
-        return JSONResponse(
-            {"count": len(tokens), "max_model_len": served.max_model_len, "tokens": tokens, "token_strs": pieces}
-        )
+        whole = {"count": len(tokens), "max_model_len": served.max_model_len, "tokens": tokens, "token_strs": pieces}
+        return await served.texts.written(len(tokens), lambda: LargeJSON(whole))
 
     @router.post("/detokenize", openapi_extra=json_body(DetokenizeBody))
     async def detokenize(request: Request) -> Response:
@@ -151,7 +151,7 @@ def vllm_router(model: TextModel, tokenizer_info: bool = False) -> APIRouter:
         served = named(model, body.model)
         with refusing():
             text = await served.texts.decoded(body.tokens, special=True)
-        return JSONResponse({"prompt": text})
+        return await served.texts.written(len(text), lambda: LargeJSON({"prompt": text}))
 
     @router.get("/tokenizer_info")
     async def get_tokenizer_info() -> Response:
@@ -185,14 +185,13 @@ def vllm_router(model: TextModel, tokenizer_info: bool = False) -> APIRouter:
         results = [{"index": i, "relevance_score": scores[i]} for i in best.tolist()]
         if body.return_documents is not False:
             results = [result | {"document": {"text": documents[result["index"]]}} for result in results]
-        return JSONResponse(
-            {
-                "id": f"rerank-{uuid.uuid4().hex}",
-                "model": served.name,
-                "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-                "results": results,
-            }
-        )
+        whole = {
+            "id": f"rerank-{uuid.uuid4().hex}",
+            "model": served.name,
+            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+            "results": results,
+        }
+        return await served.texts.written(sum(map(len, documents)), lambda: LargeJSON(whole))
 
     @router.post("/v1/score", openapi_extra=json_body(PairsBody))
     async def score(request: Request) -> Response:

@@ -91,9 +91,15 @@ class RequestTexts:
         """The tokens of each prompt, with the scores of all but its first."""
         return await self._aside(sum(map(len, prompts)), lambda _: list(map(self._prompt_tokens, prompts, scores)))
 
-    async def written(self, size: int, write: Callable[[], bytes]) -> bytes:
-        """A large answer's bytes, written aside. `size`: about how many values it has."""
-        return await self._aside(size, lambda _: write())
+    async def written(self, size: int, write: Callable[[], T]) -> T:
+        """A large answer, written aside: it waits for a thread, but is not refused once it is there.
+
+        Args:
+            size: about how many characters and numbers it has.
+        """
+        if size <= LONG_TEXT:
+            return write()
+        return await self._threads.run(CALLER.get(), lambda _: write(), refused=False)
 
     def _prompt_tokens(self, prompt: Sequence[int], scores: Sequence[TokenScore]) -> list[PromptToken]:
         tokenizer = self._engine.tokenizer

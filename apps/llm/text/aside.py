@@ -33,8 +33,11 @@ class FairThreads:
         self._waiting: OrderedDict[Caller, deque[tuple[Future[None], Callable[[], None]]]] = OrderedDict()
         self._running: Counter[Caller] = Counter()
 
-    async def run(self, caller: Caller, work: Callable[[Going], T]) -> T:
+    async def run(self, caller: Caller, work: Callable[[Going], T], refused: bool = True) -> T:
         """The result of `work`. Cancelled, it is ended before its next piece, or never begun.
+
+        Args:
+            refused: whether work is refused while much of its caller's is waiting.
 
         Raises:
             QueueFull: too much of this caller's work is waiting.
@@ -45,7 +48,7 @@ class FairThreads:
             if gone.is_set():
                 raise CancelledError
 
-        job = self._queue(caller, lambda: result.append(work(going)))
+        job = self._queue(caller, lambda: result.append(work(going)), refused)
         try:
             await asyncio.wrap_future(job)
         except asyncio.CancelledError:
@@ -54,11 +57,11 @@ class FairThreads:
             raise
         return result[0]
 
-    def _queue(self, caller: Caller, call: Callable[[], None]) -> "Future[None]":
+    def _queue(self, caller: Caller, call: Callable[[], None], refused: bool) -> "Future[None]":
         job: Future[None] = Future()
         with self._changed:
             theirs = self._waiting.setdefault(caller, deque())
-            if len(theirs) >= MOST_WAITING and not caller.background:
+            if refused and len(theirs) >= MOST_WAITING and not caller.background:
                 raise QueueFull(f"{len(theirs)} long texts of this caller are waiting to be tokenized")
             theirs.append((job, call))
             if self._started < self._threads:

@@ -30,7 +30,7 @@ def anthropic_router(model: TextModel) -> APIRouter:
             stream = await served.submit(params, prompt)
             reader = (params.reader or turn.reader)()
             writer = MessageWriter(served.name, stream, reader, served.max_model_len)
-            response = await answered(stream, writer, bool(body.stream))
+            response = await answered(stream, writer, bool(body.stream), served.texts)
         response.headers["request-id"] = new_request_id()
         return response
 

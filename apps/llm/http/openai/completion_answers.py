@@ -9,7 +9,11 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from msgspec import Raw
+from starlette.responses import Response
+
 from apps.llm.http.answering import Source, Writer
+from apps.llm.http.large_json import LargeJSON, in_slices
 from apps.llm.http.openai.prompt_scores import prompt_logprobs, prompt_scores
 from apps.llm.text_api import Output, PieceReader, PromptToken, TokenLogprob
 from apps.serving.ingress.dialects.openai_errors import of_stream
@@ -34,6 +38,11 @@ class Choice:
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
         self.started = False  # whether its first event is written
+
+    def size(self) -> int:
+        """About how many characters and numbers it has."""
+        a_token = 1 + len(self.logprobs[0].top) if self.logprobs else 0
+        return sum(map(len, self.texts)) + len(self.logprobs) * a_token + len(self.prompt)
 
     def take(self, output: Output) -> None:
         """Adds an output to an answer that is not streamed."""
@@ -165,6 +174,13 @@ class CompletionWriter(Writer):
 
     def whole(self) -> dict[str, Any]:
         return self._head | {"choices": [self._whole_choice(choice) for choice in self._choices], "usage": self.usage()}
+
+    def size(self) -> int:
+        return sum(choice.size() for choice in self._choices)
+
+    def response(self) -> Response:
+        written = [Raw(in_slices(self._whole_choice(choice))) for choice in self._choices]
+        return LargeJSON(self._head | {"choices": written, "usage": self.usage()})
 
     def _whole_choice(self, choice: Choice) -> dict[str, Any]:
         logprobs = self.logprobs(choice, choice.logprobs) if self._with_logprobs else None

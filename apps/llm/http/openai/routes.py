@@ -1,6 +1,7 @@
 """The OpenAI dialect: /v1/completions, /v1/chat/completions and /v1/embeddings."""
 
 from collections.abc import Sequence
+from functools import partial
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -47,7 +48,7 @@ def openai_router(model: TextModel) -> APIRouter:
             writer = CompletionWriter(
                 served.name, source, answers, params.logprobs is not None, body.include_usage, body.prompt_logprobs
             )
-            return await answered(source, writer, bool(body.stream))
+            return await answered(source, writer, bool(body.stream), served.texts)
 
     @router.post("/v1/chat/completions", openapi_extra=json_body(ChatBody), responses=STREAMED)
     async def chat_completions(request: Request) -> Response:
@@ -60,7 +61,7 @@ def openai_router(model: TextModel) -> APIRouter:
             stream = await served.submit(params, prompt)
             answers = choices(1, params.n, reader=params.reader or turn.reader)
             writer = ChatWriter(served.name, stream, answers, params.logprobs is not None, body.include_usage)
-            return await answered(stream, writer, bool(body.stream))
+            return await answered(stream, writer, bool(body.stream), served.texts)
 
     @router.post("/v1/embeddings", openapi_extra=json_body(EmbeddingBody))
     async def embed(request: Request) -> Response:
@@ -75,7 +76,7 @@ def openai_router(model: TextModel) -> APIRouter:
             vectors = await served.embed(prompts, body.pooling)
         tokens, as_base64 = sum(map(len, prompts)), body.encoding_format == "base64"
         size = len(vectors) * served.embedding_size
-        whole = await served.texts.written(size, lambda: embeddings(served.name, vectors, tokens, as_base64))
-        return Response(whole, media_type="application/json")
+        write = partial(embeddings, served.name, vectors, tokens, as_base64)
+        return await served.texts.written(size, lambda: Response(write(), media_type="application/json"))
 
     return router

@@ -59,7 +59,7 @@ def responses_router(model: TextModel, store: ResponseStore) -> APIRouter:
             stream = await served.submit(turn.constrained(body.params(served.sampling_defaults)), prompt)
             about = body.repeated(served.sampling_defaults) | {"store": stored}
             writer = ResponseWriter(served.name, about, stream, turn.reader(), body.functions(), keep)
-            return await answered(stream, writer, bool(body.stream))
+            return await answered(stream, writer, bool(body.stream), served.texts)
 
     @router.get(ONE)
     async def retrieve(response_id: str, request: Request) -> Response:
