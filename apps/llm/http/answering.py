@@ -9,8 +9,8 @@ from starlette.responses import JSONResponse, Response
 from apps.llm.chat.events import ArgumentsPiece, CallEnd, CallStart, ChatEvent, ReasoningPiece, TextPiece
 from apps.llm.chat.reader import PARAGRAPH
 from apps.llm.served.text_stream import TextStream
+from apps.llm.served.texts import RequestTexts
 from apps.llm.text_api import Output, PieceReader
-from apps.llm.texts import RequestTexts
 from apps.serving.ingress.bodies import EventStream
 
 

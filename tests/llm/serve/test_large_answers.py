@@ -121,7 +121,7 @@ def test_other_large_answers_are_written_aside(
     found = asyncio.run(answer())
     assert aside_by.count("written") == 1
     aside_by.clear()
-    monkeypatch.setattr("apps.llm.texts.LONG_TEXT", 2**40)
+    monkeypatch.setattr("apps.llm.served.texts.LONG_TEXT", 2**40)
     assert close(found, asyncio.run(answer()))
     assert not aside_by
 
