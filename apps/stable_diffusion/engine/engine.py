@@ -14,13 +14,13 @@ The life of a request:
 """
 
 import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from apps.serving.engine_thread import EngineThread, drained
 from apps.serving.errors import AnswerFailed, EngineStopped, QueueFull, RequestError, panics_as
 from apps.serving.event_loops import wake
 from apps.serving.progress import tell
@@ -52,22 +52,17 @@ class EngineStats:
     step_running_s: float  # how long the current turn of the loop has taken so far; 0 when idle
 
 
-class Engine:
+class Engine(EngineThread):
     """A loaded model and its loop. Make one with `Engine.load`, or over any Backend that is ready."""
 
     def __init__(self, backend: Backend[Any], max_waiting: int = 64):
+        super().__init__()
         self.backend, self.max_waiting = backend, max_waiting
         self.step_times = StepTimes(backend.batch_sizes)
-        self._lock = threading.Condition()
         self._jobs = OpenJobs(backend, self._lock)
-        self._incoming: deque[list[PictureTask]] = deque()
+        self._incoming: deque[PictureTask] = deque()
         self._leaving: deque[PictureJob] = deque()
-        self._numbers = 0
-        self._stopping = False
-        self._failure: str | None = None
-        self._turn_began: float | None = None
-        self._steps = 0
-        self._thread = threading.Thread(target=self._run, name="podslice-engine", daemon=True)
+        self._numbers = self._steps = 0
         self._thread.start()
 
     @classmethod
@@ -114,8 +109,7 @@ class Engine:
             check_size((request.width, request.height), self.backend.sizes)
         job, now = PictureJob(requests, previews, self, loop), time.monotonic()
         with self._lock:
-            if self._stopping or self._failure:
-                raise EngineStopped(self._failure or "the engine is shutting down")
+            self.check_open()
             if self._jobs.waiting and self._jobs.waiting + len(requests) > self.max_waiting:
                 message = f"{self._jobs.waiting} pictures wait already, of at most {self.max_waiting}"
                 raise QueueFull(message, self._retry_after(len(requests)))
@@ -123,17 +117,13 @@ class Engine:
             tasks = [PictureTask(job, index, self._numbers + index, now) for index in range(len(requests))]
             self._numbers += len(tasks)
             self._jobs.waiting += len(tasks)
-            self._incoming.append(tasks)
-            self._lock.notify()
+            self._ask(self._incoming, tasks)
         return job
 
     def abort(self, job: PictureJob) -> None:
-        with self._lock:
-            self._leaving.append(job)
-            self._lock.notify()
+        self._ask(self._leaving, [job])
 
     def stats(self) -> EngineStats:
-        began = self._turn_began
         return EngineStats(
             running=self._jobs.queue.running,
             waiting=self._jobs.waiting,
@@ -143,27 +133,17 @@ class Engine:
             steps=self._steps,
             compiles_after_ready=self.backend.compiles_after_ready,
             seconds_ahead=self._seconds_ahead(),
-            step_running_s=0.0 if began is None else time.monotonic() - began,
+            step_running_s=self.step_running_s,
         )
-
-    def check(self, step_deadline_s: float = 300.0) -> None:
-        """Raises EngineStopped if the loop is dead, or has been in one turn for longer than the deadline."""
-        if self._failure or not self._thread.is_alive():
-            raise EngineStopped(self._failure or "the engine's loop has ended")
-        began = self._turn_began
-        stuck = 0.0 if began is None else time.monotonic() - began
-        if stuck > step_deadline_s:
-            raise EngineStopped(f"the engine has been in one step for {stuck:.0f} s (deadline {step_deadline_s:.0f} s)")
 
     def lose_stuck(self, step_deadline_s: float) -> None:
         """If `check` finds the loop stuck, end all open jobs for their readers. One that goes on is as before."""
         try:
             self.check(step_deadline_s)
         except EngineStopped as stopped:
-            with self._lock:
-                queued = [task.job for tasks in self._incoming for task in tasks]
             try:
-                jobs = {*queued, *(task.job for task in self._jobs.queue.tasks())}
+                with self._lock:
+                    jobs = {task.job for task in (*self._incoming, *self._jobs.queue.tasks())}
             except RuntimeError:  # the loop changes the queue: it goes on
                 return
             for job in jobs:
@@ -174,13 +154,6 @@ class Engine:
     def busy(self) -> bool:
         """Whether jobs are open."""
         return self._jobs.waiting > 0 or self._jobs.queue.running > 0
-
-    def shutdown(self) -> None:
-        """End the loop; jobs still open fail with an error that says so."""
-        with self._lock:
-            self._stopping = True
-            self._lock.notify()
-        self._thread.join(timeout=60)
 
     def _retry_after(self, pictures: int) -> float:
         """Estimated seconds until this many of the waiting pictures have been started."""
@@ -195,41 +168,29 @@ class Engine:
 
     # -- the loop's side ----------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        try:
-            while self._take_commands():
-                batch = self._jobs.queue.batch()
-                began = time.monotonic()
-                steps = self._launch(batch)
-                started = self._start_joining()
-                if batch:
-                    self.backend.wait([task.picture for task in batch])
-                    if not started:  # else the time includes more than the steps
-                        self.step_times.note(batch[0].size, len(batch), steps, time.monotonic() - began)
-                    self._jobs.hand_out(batch)
-        except BaseException as error:  # a panic of a library is no Exception
-            log.exception("the engine's loop failed")
-            self._fail(f"the engine failed: {type(error).__name__}: {error}")
-        else:
-            self._fail("the engine was shut down")
+    def _rest(self) -> None:
+        if not self._jobs.queue.running and not self._jobs.queue.waiting:
+            self._sleep()
 
-    def _take_commands(self) -> bool:
-        """Queue new pictures and drop abandoned ones; sleep when there is nothing to do. False: stop."""
-        with self._lock:
-            if not self._jobs.queue.running and not self._jobs.queue.waiting:
-                self._turn_began = None
-                self._lock.wait_for(lambda: self._stopping or self._incoming or self._leaving)
-            self._turn_began = time.monotonic()
-            incoming, self._incoming = self._incoming, deque()
-            leaving, self._leaving = self._leaving, deque()
-        for tasks in incoming:
-            for task in tasks:
-                self._jobs.queue.add(task)
+    def _take(self) -> None:
+        for task in drained(self._incoming):
+            self._jobs.queue.add(task)
+        leaving = list(drained(self._leaving))
         for job in leaving:
             if job.end is None:
                 self._jobs.abort(job)
         wake(leaving)
-        return not self._stopping
+
+    def _turn(self) -> None:
+        batch = self._jobs.queue.batch()
+        began = time.monotonic()
+        steps = self._launch(batch)
+        started = self._start_joining()
+        if batch:
+            self.backend.wait([task.picture for task in batch])
+            if not started:  # else the time includes more than the steps
+                self.step_times.note(batch[0].size, len(batch), steps, time.monotonic() - began)
+            self._jobs.hand_out(batch)
 
     def _launch(self, batch: list[PictureTask]) -> int:
         """Launch the next steps of a batch; returns how many."""
@@ -256,13 +217,8 @@ class Engine:
             started += 1
         return started
 
-    def _fail(self, reason: str) -> None:
-        """Fail every open job, so that none is left waiting."""
-        with self._lock:
-            self._failure = reason
-            incoming, self._incoming = self._incoming, deque()
-        self._turn_began = None
-        self._jobs.fail_all([task for tasks in incoming for task in tasks], reason)
+    def _end(self, reason: str) -> None:
+        self._jobs.fail_all(list(drained(self._incoming)), reason)
 
 
 def _say(program: str, done: int, of: int, seconds: float) -> None:
