@@ -17,7 +17,7 @@ from apps.llm.batch_api.files.stored_files import Files
 from apps.llm.batch_api.files.upload import FORM_BYTES, Form, check_length, declared, opened_in_thread, too_large
 from apps.llm.batch_api.records import BatchStore, Records
 from apps.serving.ingress.api_keys import DEFAULT_PRINCIPAL, principal_of
-from apps.serving.ingress.bodies import BODIES, ArrivingBody, Body, BodyRefused, Metadata, check_encoding
+from apps.serving.ingress.bodies import BODIES, ArrivingBody, Body, BodyRefused, Metadata, check_encoding, in_pieces
 from apps.serving.ingress.dialects.openai_errors import OpenAIError, parsed
 from apps.serving.ingress.openapi import Schema, form, json_body, query
 
@@ -223,9 +223,10 @@ async def _uploaded(store: BatchStore, request: Request) -> dict[str, Any]:
             while more:
                 data, more = await arriving.next(request.receive)
                 received += len(data)
-                for piece in reading.feed(data):
-                    await write(piece)
-                    size += len(piece)
+                async for part in in_pieces(data):
+                    for piece in reading.feed(part):
+                        await write(piece)
+                        size += len(piece)
                 if size > most or received > most + FORM_BYTES:
                     raise too_large(most)
                 if size - counted > COUNT_BYTES:  # what else the key has meanwhile

@@ -18,7 +18,7 @@ MAX_BYTES = 32 * 2**20
 TOO_LARGE = f"The request body is larger than {MAX_BYTES // 2**20} MiB."
 BUSY = "The server is reading too many large requests; try again."
 PIECE = 2**20
-"""Bytes that are unpacked at a time, between other requests' work."""
+"""Bytes that are unpacked or parsed at a time, between other requests' work."""
 
 
 def _fail_fast(schema: Any) -> None:
@@ -221,6 +221,13 @@ async def read_body(request: Request) -> bytes:
     with BODIES.reading() as reading:
         body = await reading.whole(request.receive)
         return await reading.unpacked(body) if packed else body
+
+
+async def in_pieces(body: bytes) -> AsyncGenerator[bytes, None]:
+    """A body that came in one piece, to be parsed in several, between other requests' work."""
+    for start in range(0, len(body), PIECE):
+        yield body[start : start + PIECE]
+        await asyncio.sleep(0)
 
 
 def check_encoding(headers: Mapping[str, str], known: tuple[str, ...] = ()) -> bool:

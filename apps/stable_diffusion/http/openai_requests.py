@@ -12,7 +12,7 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
-from apps.serving.ingress.bodies import MAX_BYTES, Body, BodyTooLarge, read_body
+from apps.serving.ingress.bodies import MAX_BYTES, Body, BodyTooLarge, in_pieces, read_body
 from apps.serving.ingress.dialects.openai_errors import OpenAIError, from_body
 
 ONLY = {
@@ -119,10 +119,7 @@ async def _read_form(request: Request) -> FormData:
     except BodyTooLarge as error:
         raise from_body(error) from None
 
-    async def whole() -> Any:
-        yield body
-
     try:
-        return await _InMemory(request.headers, whole(), max_files=4, max_fields=64).parse()
+        return await _InMemory(request.headers, in_pieces(body), max_files=4, max_fields=64).parse()
     except MultiPartException as error:
         raise OpenAIError(400, f"The form cannot be read: {error.message}", None, "invalid_form") from None

@@ -13,8 +13,10 @@ import httpx
 import openai
 import pytest
 from fastapi import FastAPI
+from python_multipart.multipart import MultipartParser
 
 from apps.llm.batch_api.records import Limits
+from apps.serving.ingress.bodies import PIECE
 from tests.llm.batch_api.serving import StandIn, app_of, batch_server, begin, ended, kept_in, lines
 
 BOUNDARY = "----a-boundary"
@@ -129,6 +131,40 @@ def test_a_large_file_is_never_in_memory(tmp_path: Path) -> None:
         assert tracemalloc.get_traced_memory()[1] < 5 * 2**20
     finally:
         tracemalloc.stop()
+
+
+def test_others_are_answered_while_a_body_is_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server in front hands on up to 32 MiB at once. Fields count too: nothing of them is written elsewhere."""
+    happened: list[object] = []
+    write = MultipartParser.write
+
+    def parsing(self: MultipartParser, data: bytes) -> int:
+        happened.append(data)
+        return write(self, data)
+
+    monkeypatch.setattr(MultipartParser, "write", parsing)
+    content = bytes(range(256)) * (5 * 2**12)
+
+    async def run() -> tuple[httpx.Response, bytes]:
+        async def others() -> None:
+            while True:
+                happened.append("another")
+                await asyncio.sleep(0)
+
+        app = app_of(kept_in(tmp_path, Limits(10 * 2**20, 10)), StandIn())
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+            another = asyncio.create_task(others())
+            body = form(PURPOSE, ("file", "f", content), *(("field", None, b"a" * 60_000) for _ in range(29)))
+            reply = await client.post("/v1/files", content=body, headers=HEADERS)
+            another.cancel()
+            return reply, (await client.get(f"/v1/files/{reply.json()['id']}/content")).content
+
+    reply, kept = asyncio.run(run())
+    assert reply.json()["bytes"] == len(content) and kept == content
+    pieces = [at for at, data in enumerate(happened) if data != "another"]
+    assert len(pieces) > len(content) / PIECE
+    for at in pieces:
+        assert len(happened[at]) <= PIECE and happened[at - 1] == "another"  # type: ignore[arg-type]
 
 
 @contextlib.contextmanager

@@ -1,13 +1,18 @@
 """Pictures that cost far more to decode than to send are refused. The oracle is Pillow, which takes the plain ones."""
 
+import asyncio
 import io
 import re
 
+import httpx
 import numpy as np
 import pytest
 from PIL import Image
+from starlette.requests import Request
 
 from apps.serving.errors import RequestError
+from apps.serving.ingress.bodies import PIECE
+from apps.stable_diffusion.http.openai_requests import EditBody, read_edit
 from apps.stable_diffusion.http.uploads import read_image
 
 PIXELS = np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)
@@ -41,3 +46,30 @@ def test_too_many_pixels_are_not_decoded() -> None:
     assert len(file.getvalue()) < 2**20
     with pytest.raises(RequestError, match="6000x6000"):
         read_image(file.getvalue(), "image")
+
+
+def test_others_are_answered_while_a_form_is_parsed() -> None:
+    """Oracle: what httpx wrote."""
+    pixels = np.random.default_rng(1).integers(0, 255, 5 * PIECE, np.uint8).tobytes()
+    files = {"image": ("a.png", pixels), "mask": ("b.png", b"mask")}
+    sent = httpx.Request("POST", "http://test", files=files, data={"prompt": "a cat"})
+    body, turns = sent.read(), [0]
+
+    async def receive() -> dict[str, object]:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def others() -> None:
+        while True:
+            turns[0] += 1
+            await asyncio.sleep(0)
+
+    async def run() -> tuple[EditBody, bytes, bytes | None]:
+        headers = [(b"content-type", sent.headers["content-type"].encode())]
+        another = asyncio.create_task(others())
+        found = await read_edit(Request({"type": "http", "headers": headers}, receive), EditBody)
+        another.cancel()
+        return found
+
+    fields, image, mask = asyncio.run(run())
+    assert (fields.prompt, image, mask) == ("a cat", pixels, b"mask")
+    assert turns[0] > 5
