@@ -79,9 +79,13 @@ class EngineConfig(Config):
     data_parallel: int | None = Field(None, ge=1)
     """DP ranks: copies of the model side by side in one replica, each over `tensor_parallel` devices.
 
-    A request goes to the least busy rank. Default: with `tensor_parallel`, as many as the slice has devices for. With
+    A request goes to the rank with the fewest tokens to compute: those of its prompt that the rank's prefix cache
+    lacks, and those that wait there. Default: with `tensor_parallel`, as many as the slice has devices for. With
     neither, on a slice: the split with the shortest decode step by the slice's peak figures (`python -m apps.llm.plan`
     prints it); without a slice: one rank over every accelerator of the host, or over one CPU device."""
+    max_load_share: float = Field(1.05, ge=1)
+    """Most work of a DP rank, as a multiple of the mean. Beyond it, a cached prefix draws no more requests there. The
+    work counted is of prompts, in tokens computed; half of it is forgotten in ten minutes."""
     attention: Literal["auto", "xla", "pallas", "cpu"] = "auto"
     """auto: the Pallas kernel on TPU, native kernels on CPU (if head_dim is a multiple of 16), plain XLA elsewhere."""
     compile_cache: str | None = "~/.cache/podslice/jax"

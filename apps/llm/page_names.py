@@ -5,6 +5,7 @@ first page follows a root, which says what else its numbers depend on.
 """
 
 import hashlib
+import struct
 from collections.abc import Iterable, Sequence
 
 PageName = bytes
@@ -30,10 +31,18 @@ def page_root(model: PageName, adapter: bytes = b"", salts: Iterable[str] = ()) 
     return _hashed([model, adapter, *(salt.encode("utf-8", "surrogatepass") for salt in salts)])
 
 
+def page_names(root: PageName, tokens: Sequence[int], page_size: int) -> list[PageName]:
+    """Names of the full pages of these tokens."""
+    names = [root]
+    for first in range(0, len(tokens) - page_size + 1, page_size):
+        names.append(page_name(names[-1], tokens[first : first + page_size]))
+    return names[1:]
+
+
 def page_name(parent: PageName, tokens: Sequence[int]) -> PageName:
     """Name of a full page: 16 bytes, enough to make a collision of two prefixes practically impossible."""
     digest = hashlib.blake2b(parent, digest_size=16)
-    digest.update(b"".join(token.to_bytes(4, "little") for token in tokens))
+    digest.update(struct.pack(f"<{len(tokens)}I", *tokens))
     return digest.digest()
 
 

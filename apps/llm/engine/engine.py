@@ -2,7 +2,7 @@
 
 The life of a request:
 1. `submit`, in the caller's thread, makes its sequence and what that must follow. A grammar is compiled first.
-2. The least busy DP rank takes it. Most replicas have one; see `parallel.layout`.
+2. A DP rank takes it, of several the one with the least to compute for it: see `apps.llm.placement`.
 3. That rank's loop, in its own thread, schedules it into steps until it ends; see `loop`.
 
 What is scored or embedded takes the same path; see `pooling`.
@@ -41,6 +41,7 @@ from apps.llm.engine.model.split import Split
 from apps.llm.engine.schedule.answer import Answer
 from apps.llm.engine.schedule.loop import Loop
 from apps.llm.engine.schedule.pooling import prompt_task, tokens_of
+from apps.llm.engine.schedule.rank_choice import RankChoice
 from apps.llm.engine.schedule.sequence import Sequence
 from apps.llm.engine.speculation.choice import TurnTimes
 from apps.llm.engine.speculation.drafter import Drafter, grams
@@ -74,7 +75,8 @@ class JaxEngine:
         self._arch = replace(loops[0].executor.arch, eos_token_ids=grammars.eos_token_ids)
         self._adapters = LoadedAdapters(config.adapter_capacity)
         self._arrivals = itertools.count()
-        self._submit_lock = threading.Lock()  # held while choosing the least busy rank and queueing on it
+        self._submit_lock = threading.Lock()  # held while choosing a rank and queueing on it
+        self._ranks = RankChoice(loops, config)
         self.capabilities = Capabilities(
             vocab_size=self._arch.vocab_size,
             max_model_len=max_model_len,
@@ -167,7 +169,7 @@ class JaxEngine:
             queued.set_result(None)
 
     def _queue(self, requests: Ids[TokenRequest], matchers: Ids[AnyMatcher | None], sink: Sink) -> None:
-        """Queue requests on the least busy DP rank."""
+        """Queue requests on a DP rank."""
         drafts = self.config.speculation == "ngram" and requests[0].sampling is not None
         known = grams(requests[0].prompt_ids) if drafts else None
         with self._submit_lock:
@@ -180,7 +182,7 @@ class JaxEngine:
                 (*self._member(request, matcher, adapter, root, known), sink)
                 for request, matcher in zip(requests, matchers, strict=True)
             ]
-            min(self.loops, key=lambda loop: loop.open).submit(members)
+            self._ranks.choose([member[0] for member in members]).submit(members)
 
     def _member(
         self,

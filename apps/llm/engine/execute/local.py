@@ -4,7 +4,7 @@
 reads step n, so that it schedules and detokenizes while the device computes.
 
 On a slice of several hosts each host has one, over the devices of all hosts. Every host makes the same calls in the
-same order, and together they run one program (see `parallel.lockstep`).
+same order, and together they run one program (see `hosts.lockstep`).
 """
 
 import logging

@@ -2,6 +2,7 @@
 
 import threading
 from collections import deque
+from itertools import islice
 
 from apps.llm.api import CacheNews
 from apps.llm.page_names import PageName
@@ -39,7 +40,10 @@ class CacheLog:
             missed = self._number - number
             if number <= 0 or not 0 <= missed <= len(self._events):
                 return CacheNews(number=self._number, whole=True, stored=tuple(self._names))
-            last = dict(list(self._events)[len(self._events) - missed :])  # of each name, the last event counts
+            # Of each name, the last event counts.
+            last: dict[PageName, bool] = {}
+            for name, stored in islice(reversed(self._events), missed):
+                last.setdefault(name, stored)
             return CacheNews(
                 number=self._number,
                 stored=tuple(name for name, stored in last.items() if stored),

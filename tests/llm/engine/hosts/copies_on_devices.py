@@ -38,6 +38,13 @@ devices = [sorted(device.id for device in copy.executor.mesh.devices.flat) for c
 batches = [copy.executor.config.max_batch_size for copy in ranks]
 same = answers(copies) == expected
 apart = float(np.abs(read(copies) - readings).max())
+# Conversations go where their first turns are cached, and spread over both.
+turns = ["the lazy dog jumps over the quick brown fox " * 2, "days of the week, one after another, " * 2] * 2
+firsts = [copies.submit(f"{number} {turn}", SamplingParams(max_tokens=1)) for number, turn in enumerate(turns)]
+began = [(list(first), first.cached_tokens)[1] for first in firsts]
+spread = [copy.stats().prompt_tokens for copy in ranks]
+went_on = [copies.submit(f"{number} {turn} and on", SamplingParams(max_tokens=1)) for number, turn in enumerate(turns)]
+cached = [(list(second), second.cached_tokens)[1] for second in went_on]
 steps = [copy.stats().steps for copy in ranks]
 stats = copies.stats()
 
@@ -48,8 +55,10 @@ def broken(*_: object) -> None:
     raise RuntimeError("this copy's chip is gone")
 
 
-ranks[1].executor.launch = broken
-generations = [copies.submit(prompt, SamplingParams(max_tokens=60, ignore_eos=True)) for prompt in PROMPTS[:2]]
+generations = [copies.submit(PROMPTS[0], SamplingParams(max_tokens=60, ignore_eos=True))]
+idle = next(rank for rank in ranks if not rank.open)
+idle.executor.launch = broken
+generations.append(copies.submit(PROMPTS[1], SamplingParams(max_tokens=60, ignore_eos=True)))
 ends = [list(generation)[-1] for generation in generations]
 refused = checked = ""
 try:
@@ -67,6 +76,9 @@ report = {
     "same": same,
     "apart": apart,
     "steps": steps,
+    "began": began,
+    "spread": spread,
+    "cached": cached,
     "compiles": stats.compiles_after_ready,
     "pages": [stats.pages_total, stats.pages_used],
     "ends": [output.error or output.finish_reason for output in ends],

@@ -145,6 +145,8 @@ def test_copies_in_one_process_answer_as_one_engine(llama: Path, compile_cache: 
     assert found["same"], "greedy answers of two copies over two devices are those of one device"
     assert found["apart"] < 1e-4, "and so are scores and embeddings"
     assert all(steps >= 12 for steps in found["steps"]), "both copies worked"
+    assert found["began"] == [0] * 4 and min(found["cached"]) >= 16, "each conversation goes on where it is cached"
+    assert min(found["spread"]) > 100, "and they are not all in one place"
     assert found["compiles"] == 0
     assert found["pages"] == [2 * 63, 0]
     failed = "the engine failed: RuntimeError: this copy's chip is gone"
