@@ -11,6 +11,7 @@ weights/      checkpoints
 adapters/     LoRA
 attention/    over the paged KV cache, for each platform
 cpu/          native kernels for CPUs: attention and matrix products
+kernels       which kernels compute on a platform; nothing else of the engine knows those of a CPU
 grammar/      what an answer must follow, compiled: masks of the tokens that may come next
 speculation/  guesses of an answer's next tokens, and when they pay
 fairness/     weighted fair queueing between callers

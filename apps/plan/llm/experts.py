@@ -11,9 +11,10 @@ from functools import cache
 import jax
 import numpy as np
 
+from apps.llm.engine import kernels
 from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.model.decoder import Decoder
-from apps.llm.engine.model.experts.mixture import block_of, uses_kernel
+from apps.llm.engine.model.experts.mixture import block_of
 from apps.llm.engine.model.layers import Experts
 from apps.plan.llm.report import ExpertsReport
 from apps.plan.measured import KernelCost
@@ -131,7 +132,7 @@ def report(decoder: Decoder, tokens: int) -> ExpertsReport | None:
 def in_kernel(decoder: Decoder) -> Experts | None:
     """The model's experts, if a kernel computes them."""
     experts, sizes = decoder.arch.experts, (decoder.arch.hidden_size, width(decoder))
-    return experts if experts and uses_kernel(decoder.mesh, *sizes) else None
+    return experts if experts and kernels.experts(decoder.mesh, *sizes) else None
 
 
 def width(decoder: Decoder) -> int:

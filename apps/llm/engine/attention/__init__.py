@@ -1,10 +1,9 @@
 """Attention over the paged KV cache: writes the step's keys and values, then computes each token's attention.
 
 Three implementations of one function, tested against each other: Pallas' ragged paged attention kernel on TPU, native
-kernels on CPU, and plain XLA elsewhere. Each owns the layout of its cache; the rest of the engine knows only
-page numbers.
+kernels on CPU (`engine/cpu`), and plain XLA elsewhere; `engine/kernels` chooses. Each owns the layout of its cache; the
+rest of the engine knows only page numbers.
 
 spec      the interface of an implementation
-choice    which one runs on a platform
 sharded   attention with the heads split over a mesh
 """

@@ -1,7 +1,7 @@
 """The interface of an attention implementation."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -10,15 +10,17 @@ from apps.llm.engine.execute.step import Batch
 from ray_configs.llm import EngineConfig
 
 LayerCache = Any  # one layer's pages, as its implementation lays them out
+Leaf = TypeVar("Leaf")
+"""An array, or in its place its shape and type, or how it is split over the mesh."""
 
 
-class QKV(NamedTuple):
+class QKV(NamedTuple, Generic[Leaf]):
     """What a step adds, after rotary embedding."""
 
-    q: jax.Array  # [T, kv_heads, group, head_dim]
-    k: jax.Array | None  # [T, kv_heads, head_dim]; None: another layer has written them to the cache
-    v: jax.Array | None  # like k
-    sinks: jax.Array | None = None  # [kv_heads, group] float32: score of a key without a value that each query sees
+    q: Leaf  # [T, kv_heads, group, head_dim]
+    k: Leaf | None  # [T, kv_heads, head_dim]; None: another layer has written them to the cache
+    v: Leaf | None  # like k
+    sinks: Leaf | None = None  # [kv_heads, group] float32: score of a key without a value that each query sees
 
 
 class KVScales(NamedTuple):
@@ -61,7 +63,7 @@ class AttentionBackend(Protocol):
         """What all layers of a kind share in a step, computed once."""
 
     def attend(
-        self, new: QKV, cache: LayerCache, plan: Any, batch: Batch, spec: AttentionSpec
+        self, new: QKV[jax.Array], cache: LayerCache, plan: Any, batch: Batch, spec: AttentionSpec
     ) -> tuple[jax.Array, LayerCache]:
         """The attention output, of q's shape, and the cache with the step's keys and values."""
 

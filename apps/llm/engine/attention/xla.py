@@ -9,13 +9,13 @@ maximum, rounded up to an integer in base 2, so that rescaling a piece multiplie
 A token's pieces are always added in the order of their keys.
 """
 
-from typing import NamedTuple
+from typing import Generic, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from apps.llm.engine.attention.spec import FP8, QKV, AttentionSpec, slots
+from apps.llm.engine.attention.spec import FP8, QKV, AttentionSpec, Leaf, slots
 from apps.llm.engine.execute.step import Batch
 
 KEY_BLOCK = 128  # keys of one piece
@@ -25,11 +25,11 @@ LOG2_E = 1.4426950408889634
 BITS = {jnp.dtype(jnp.bfloat16): jnp.dtype(jnp.uint16), FP8: jnp.dtype(jnp.uint8)}
 
 
-class XlaCache(NamedTuple):
+class XlaCache(NamedTuple, Generic[Leaf]):
     """`[pages, page_size, kv_heads, head_dim]`; bfloat16 and FP8 are stored as their bits, see `_bits`."""
 
-    k: jax.Array
-    v: jax.Array
+    k: Leaf
+    v: Leaf
 
 
 class Sweep(NamedTuple):
@@ -51,12 +51,12 @@ class SweepPlan(NamedTuple):
 
 
 class XlaAttention:
-    def cache(self, spec: AttentionSpec, pages: int, dtype: jnp.dtype) -> XlaCache:
+    def cache(self, spec: AttentionSpec, pages: int, dtype: jnp.dtype) -> XlaCache[jax.ShapeDtypeStruct]:
         shape = (pages, spec.page_size, spec.kv_heads, spec.head_dim)
         stored = jax.ShapeDtypeStruct(shape, BITS.get(jnp.dtype(dtype), dtype))
         return XlaCache(stored, stored)
 
-    def partition(self) -> XlaCache:
+    def partition(self) -> XlaCache[P]:
         heads = P(None, None, "tensor", None)
         return XlaCache(heads, heads)
 
@@ -78,8 +78,8 @@ class XlaAttention:
         return SweepPlan(slot, single, blocks, token_row)
 
     def attend(
-        self, new: QKV, cache: XlaCache, plan: SweepPlan, batch: Batch, spec: AttentionSpec
-    ) -> tuple[jax.Array, XlaCache]:
+        self, new: QKV[jax.Array], cache: XlaCache[jax.Array], plan: SweepPlan, batch: Batch, spec: AttentionSpec
+    ) -> tuple[jax.Array, XlaCache[jax.Array]]:
         q, k, v, sinks = new
         if k is not None and v is not None:
             cache = XlaCache(_write(cache.k, k, plan.slots), _write(cache.v, v, plan.slots))
@@ -171,7 +171,9 @@ def _pow2(exponent: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type((whole + 127) << 23, jnp.float32)
 
 
-def _run(q: jax.Array, cache: XlaCache, sweep: Sweep, spec: AttentionSpec, sinks: jax.Array | None = None) -> jax.Array:
+def _run(
+    q: jax.Array, cache: XlaCache[jax.Array], sweep: Sweep, spec: AttentionSpec, sinks: jax.Array | None = None
+) -> jax.Array:
     """Run all pieces of a sweep. Returns the attention output by block, `[N + 1, B, heads, head_dim]` float32."""
     count, width = sweep.block_tokens.shape
     heads, dim, kv_heads, dtype = spec.kv_heads * spec.group, spec.head_dim, spec.kv_heads, q.dtype
@@ -194,7 +196,7 @@ def _run(q: jax.Array, cache: XlaCache, sweep: Sweep, spec: AttentionSpec, sinks
             return jax.lax.dynamic_slice_in_dim(x, i * chunk, chunk)
 
         block, start, pages = take(sweep.piece_block), take(sweep.piece_start), take(sweep.piece_pages)
-        wide = queries[block] if width == 1 else spread(q[sweep.block_tokens[block]])
+        wide = spread(q[sweep.block_tokens[block]]) if queries is None else queries[block]
         keys, values = _gather(cache.k, pages, dtype), _gather(cache.v, pages, dtype)
         key = start[:, None] + jnp.arange(KEY_BLOCK)
         # What a page's last owner left past this sequence's end may be anything: its weight is 0, but 0 * NaN is not.

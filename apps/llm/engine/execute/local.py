@@ -24,6 +24,7 @@ from jax.sharding import Mesh
 from apps.arrays import distributed
 from apps.arrays.layout import Devices, Layout
 from apps.arrays.programs import ProgramSet, warming_up
+from apps.llm.engine import kernels
 from apps.llm.engine.adapters import stack
 from apps.llm.engine.adapters.stack import Adapted
 from apps.llm.engine.execute.programs import CLEANED, EnginePrograms, alike, unlike
@@ -32,7 +33,6 @@ from apps.llm.engine.execute.sampling import TokenConstraints
 from apps.llm.engine.execute.step import HostStep, StepShape
 from apps.llm.engine.executor_protocol import Tokens, fitting, shapes_with_readout, step_shapes
 from apps.llm.engine.model import params
-from apps.llm.engine.model.products import skips_padding
 from apps.llm.engine.weights import prepared
 from apps.llm.engine.weights.model import Model
 from apps.llm.engine.weights.prepared import Prepared
@@ -52,7 +52,7 @@ class LocalDevices:
 
     def load(self, config: EngineConfig, model: Model, layout: Layout) -> "list[LocalExecutor]":
         meshes = distributed.meshes(layout)
-        skips = skips_padding(meshes, jnp.dtype(config.dtype), config.quantize_weights == "int8")
+        skips = kernels.skips_padding(meshes, jnp.dtype(config.dtype), config.quantize_weights == "int8")
         return [LocalExecutor(mesh, layout.of_dp_rank(config), model, skips) for mesh in meshes]
 
 

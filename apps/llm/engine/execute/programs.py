@@ -12,9 +12,9 @@ from jax.sharding import PartitionSpec as P
 
 from apps.arrays.programs import ProgramSpec, shardings, zeros
 from apps.llm.api import MAX_BIAS
+from apps.llm.engine import kernels
 from apps.llm.engine.adapters import stack
 from apps.llm.engine.adapters.stack import Adapted
-from apps.llm.engine.attention import choice
 from apps.llm.engine.attention.spec import cache_dtype
 from apps.llm.engine.execute import readout, sampling
 from apps.llm.engine.execute.sampling import SamplingState, TokenConstraints
@@ -58,7 +58,7 @@ class EnginePrograms:
         split = arch.split(self.mesh.shape["tensor"], config.expert_parallel)
         head_dims = {attention.head_dim for attention in arch.attention}
         sinks = any(attention.sinks for attention in arch.attention)
-        impl = choice.implementation(config.attention, self.mesh, head_dims, config.page_size, sinks, self.kv_dtype)
+        impl = kernels.attention(config.attention, self.mesh, head_dims, config.page_size, sinks, self.kv_dtype)
         return Decoder(arch, split, config.page_size, jnp.dtype(config.dtype), impl, self.mesh)
 
     @property

@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec as P
 from apps.arrays import quantization
 from apps.arrays.collectives import AXIS, gathered, scattered, total
 from apps.arrays.quantization import QuantArray, Weight, values
+from apps.llm.engine import kernels
 from apps.llm.engine.adapters.low_rank import LowRank, Owned, delta
 
 TILE = 8
@@ -35,26 +36,7 @@ def product(
     Args:
         num_rows: `[1]`, the rows that are wanted, the first ones: the others may be 0. Default: all.
     """
-    multiply = quantization.multiplied
-    if _is_one_cpu(mesh):
-        from apps.llm.engine.cpu import products as native  # here, because Numba imports slowly
-
-        if native.takes(x, values(weight)):
-            multiply = partial(native.product, num_rows=num_rows)
-    return quantization.product(x, weight, bias, multiply)
-
-
-def skips_padding(meshes: list[Mesh], dtype: jnp.dtype, int8_weights: bool) -> bool:
-    """Whether `product` of that type takes no time for rows past `num_rows`, on each of these meshes."""
-    if not all(map(_is_one_cpu, meshes)):
-        return False
-    from apps.llm.engine.cpu import products as native
-
-    return native.always_takes(dtype, jnp.dtype(jnp.int8) if int8_weights else dtype)
-
-
-def _is_one_cpu(mesh: Mesh) -> bool:
-    return mesh.size == 1 and mesh.devices.item().platform == "cpu"
+    return quantization.product(x, weight, bias, partial(kernels.multiplied, mesh=mesh, num_rows=num_rows))
 
 
 def row_parallel(

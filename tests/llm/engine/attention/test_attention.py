@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from apps.llm.engine.attention.cpu import CpuAttention
 from apps.llm.engine.attention.pallas import PallasAttention
 from apps.llm.engine.attention.sharded import attend
 from apps.llm.engine.attention.spec import QKV, AttentionSpec, KVScales
 from apps.llm.engine.attention.xla import XlaAttention
+from apps.llm.engine.cpu.attention import CpuAttention
 from apps.llm.engine.execute.step import StepShape
 from tests.processor import HAS_AVX512
 

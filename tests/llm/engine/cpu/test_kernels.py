@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from apps.llm.engine.attention import choice
-from apps.llm.engine.attention.cpu import CpuAttention
+from apps.llm.engine import kernels
 from apps.llm.engine.attention.spec import FP8
 from apps.llm.engine.attention.xla import XlaAttention
 from apps.llm.engine.cpu import _of_this_source, ffi
+from apps.llm.engine.cpu.attention import CpuAttention
 from tests.llm.engine import tiny_models
 
 REGISTER = """
@@ -71,7 +71,7 @@ def test_an_xla_that_calls_them_otherwise_computes_attention_itself(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     mesh = Mesh(np.array(jax.devices("cpu")[:1]), ("tensor",))
-    assert isinstance(choice.implementation("auto", mesh, [64], 16), CpuAttention), "this jaxlib is the tested one"
+    assert isinstance(kernels.attention("auto", mesh, [64], 16), CpuAttention), "this jaxlib is the tested one"
     folder = tmp_path / "xla" / "ffi" / "api"
     folder.mkdir(parents=True)
     if header is not None:
@@ -80,7 +80,7 @@ def test_an_xla_that_calls_them_otherwise_computes_attention_itself(
     ffi.usable.cache_clear()
     try:
         for name in ("auto", "cpu"):
-            assert isinstance(choice.implementation(name, mesh, [64], 16), XlaAttention)
+            assert isinstance(kernels.attention(name, mesh, [64], 16), XlaAttention)
     finally:
         ffi.usable.cache_clear()
     assert f"jaxlib has {has}" in caplog.text
@@ -88,13 +88,13 @@ def test_an_xla_that_calls_them_otherwise_computes_attention_itself(
 
 def test_sinks_need_an_implementation_that_has_them() -> None:
     mesh = Mesh(np.array(jax.devices("cpu")[:1]), ("tensor",))
-    assert isinstance(choice.implementation("auto", mesh, [64], 16, sinks=True), CpuAttention)
+    assert isinstance(kernels.attention("auto", mesh, [64], 16, sinks=True), CpuAttention)
     with pytest.raises(ValueError, match=r"attention 'pallas' does not fit .* heads of 128 channels"):
-        choice.implementation("pallas", mesh, [128], 16, sinks=True)
+        kernels.attention("pallas", mesh, [128], 16, sinks=True)
 
 
 def test_an_fp8_cache_needs_an_implementation_that_has_it() -> None:
     mesh = Mesh(np.array(jax.devices("cpu")[:1]), ("tensor",))
-    assert isinstance(choice.implementation("auto", mesh, [64], 16, cache=FP8), XlaAttention)
+    assert isinstance(kernels.attention("auto", mesh, [64], 16, cache=FP8), XlaAttention)
     with pytest.raises(ValueError, match=r"attention 'cpu' has no FP8 cache: use 'auto' or 'xla'"):
-        choice.implementation("cpu", mesh, [64], 16, cache=FP8)
+        kernels.attention("cpu", mesh, [64], 16, cache=FP8)

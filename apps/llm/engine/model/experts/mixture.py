@@ -5,24 +5,20 @@ experts were picked for, and the devices' results are added up, so that no token
 however uneven the load.
 """
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from apps.arrays.collectives import AXIS
-from apps.arrays.quantization import LANES, filled, product, values
+from apps.arrays.quantization import filled, product, values
+from apps.llm.engine import kernels
 from apps.llm.engine.model.experts.weights import Activation, ExpertWeights
 from apps.llm.engine.model.layers import Experts
 from apps.llm.engine.model.products import add_up
 
 MIN_BLOCK, MAX_BLOCK = 8, 128
 """Tokens of one product: a TPU's vector registers hold 8 rows, its matrix unit takes 128."""
-
-ROWS = 32
-"""Rows of a tile of a TPU's memory, in int8."""
 
 
 def route(logits: jax.Array, experts: Experts) -> tuple[jax.Array, jax.Array]:
@@ -60,7 +56,7 @@ def feed_forward(
             weights = weights._replace(down_bias=jnp.where(device % parts == 0, weights.down_bias, 0.0))
         return add_up(on_device(x, shares, mine, weights, activation, experts), mesh, by_token)
 
-    on_device = _implementation(mesh, x.shape[1], experts.width // parts)
+    on_device = kernels.experts(mesh, x.shape[1], experts.width // parts) or _blocks
     if mesh.size == 1:
         return on_device(x, shares, picked, weights, activation, experts)
     return jax.shard_map(
@@ -70,20 +66,6 @@ def feed_forward(
         out_specs=P(AXIS if by_token else None),
         check_vma=False,
     )(x, shares, picked, weights)
-
-
-def uses_kernel(mesh: Mesh, hidden: int, width: int) -> bool:
-    """Whether the kernel computes experts of that width on each device, and not XLA."""
-    whole = all(size % ROWS == 0 and size >= LANES for size in (hidden, width))
-    return whole and mesh.devices.flat[0].platform == "tpu"
-
-
-def _implementation(mesh: Mesh, hidden: int, width: int) -> Callable[..., jax.Array]:
-    if not uses_kernel(mesh, hidden, width):
-        return _blocks
-    from apps.llm.engine.model.experts import kernel  # imports slowly: only where there is a TPU
-
-    return kernel.feed_forward
 
 
 def block_of(tokens: int, experts: Experts) -> int:

@@ -8,24 +8,24 @@ whatever else is in the step, and however the prompt was split into chunks.
 """
 
 import math
-from typing import NamedTuple
+from typing import Generic, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from apps.llm.engine.attention.spec import QKV, AttentionSpec, slots
+from apps.llm.engine.attention.spec import QKV, AttentionSpec, Leaf, slots
 from apps.llm.engine.cpu.attention_calls import register
 from apps.llm.engine.cpu.attention_kernels import LOWEST
 from apps.llm.engine.execute.step import Batch
 
 
-class CpuCache(NamedTuple):
+class CpuCache(NamedTuple, Generic[Leaf]):
     """One layer's pages; bfloat16 is stored as its bits, in uint16."""
 
-    k: jax.Array  # [pages, kv_heads, head_dim, page_size]
-    v: jax.Array  # [pages, kv_heads, page_size, head_dim]
+    k: Leaf  # [pages, kv_heads, head_dim, page_size]
+    v: Leaf  # [pages, kv_heads, page_size, head_dim]
 
 
 KINDS = {jnp.dtype(jnp.uint16): "bf16", jnp.dtype(jnp.float32): "f32", jnp.dtype(jnp.int8): "int8"}
@@ -34,7 +34,7 @@ KINDS = {jnp.dtype(jnp.uint16): "bf16", jnp.dtype(jnp.float32): "f32", jnp.dtype
 class CpuAttention:
     """The implementation for the CPU platform."""
 
-    def cache(self, spec: AttentionSpec, pages: int, dtype: jnp.dtype) -> CpuCache:
+    def cache(self, spec: AttentionSpec, pages: int, dtype: jnp.dtype) -> CpuCache[jax.ShapeDtypeStruct]:
         stored = jnp.dtype(jnp.uint16 if dtype == jnp.bfloat16 else dtype)
         register(KINDS[stored])
         return CpuCache(
@@ -42,7 +42,7 @@ class CpuAttention:
             jax.ShapeDtypeStruct((pages, spec.kv_heads, spec.page_size, spec.head_dim), stored),
         )
 
-    def partition(self) -> CpuCache:
+    def partition(self) -> CpuCache[P]:
         heads = P(None, "tensor", None, None)
         return CpuCache(heads, heads)
 
@@ -50,8 +50,8 @@ class CpuAttention:
         return slots(batch, spec.page_size)[0]
 
     def attend(
-        self, new: QKV, cache: CpuCache, plan: jax.Array, batch: Batch, spec: AttentionSpec
-    ) -> tuple[jax.Array, CpuCache]:
+        self, new: QKV[jax.Array], cache: CpuCache[jax.Array], plan: jax.Array, batch: Batch, spec: AttentionSpec
+    ) -> tuple[jax.Array, CpuCache[jax.Array]]:
         q, k, v, sinks = new
         name = KINDS[cache.k.dtype]
         if k is not None and v is not None:
