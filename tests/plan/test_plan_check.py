@@ -1,5 +1,6 @@
 """What `make plan-check` compares, and the comparison itself of every case."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -10,7 +11,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 EXPECTED = ROOT / "tests" / "plan" / "expected"
-NAMES = sorted(file.stem for file in EXPECTED.glob("*.json"))
+FILES = {file.stem: json.loads(file.read_text()) for file in sorted(EXPECTED.glob("*.json"))}
+PROGRAMS = {name: file["programs"] for name, file in FILES.items() if "programs" in file}
 
 
 def plan_check(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -42,15 +44,15 @@ def test_what_grew_is_worse_and_what_shrank_is_said() -> None:
 
 
 def test_every_case_has_expectations_of_one_compiler() -> None:
-    from tools.plan_check.cases import cases
+    from tools.plan_check.cases import TRACED, cases
 
-    files = [json.loads((EXPECTED / f"{name}.json").read_text()) for name in NAMES]
-    assert sorted(cases()) == NAMES
-    assert len({file["compiler"] for file in files}) == 1
-    assert all(file["programs"] and file["traced"] for file in files)
+    assert sorted(cases()) == list(FILES)
+    assert len({file["compiler"] for file in FILES.values()}) == 1
+    assert all(file["traced"] for file in FILES.values())
+    assert FILES.keys() - PROGRAMS.keys() == set(TRACED)
 
 
-LANGUAGE = [name for name in NAMES if not name.startswith("sd")]
+LANGUAGE = [name for name in PROGRAMS if not name.startswith("sd")]
 
 
 @pytest.mark.parametrize("name", LANGUAGE)
@@ -58,7 +60,7 @@ def test_the_plans_size_of_all_programs_is_theirs(name: str) -> None:
     """Worked out from two of them; rather too much than too little."""
     from apps.plan.llm.capacity import code_bytes
 
-    steps = json.loads((EXPECTED / f"{name}.json").read_text())["programs"]
+    steps = PROGRAMS[name]
     code = {int(step.split()[0]): numbers["code_mib"] for step, numbers in steps.items()}
     decode = max(int(step.split()[0]) for step in steps if "decode" in step)
     said = code_bytes(list(code), decode, code[decode], code[max(code)])
@@ -86,6 +88,19 @@ def test_a_name_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, capsys:
         checking.main()
     assert refused.value.code == 2
     assert "unknown: llama; choose from llama3_8b_v5e, " in capsys.readouterr().err
+
+
+def test_turns_take_every_program_and_each_for_minutes() -> None:
+    from tools.plan_check.turns import TURN, turn
+
+    days = [turn(day, PROGRAMS) for day in range(200)]
+    again = days.index(days[0], 1)
+    assert days[again : 2 * again] == days[:again]
+    for name, programs in PROGRAMS.items():
+        seconds = {program: figures["compile_s"] for program, figures in programs.items()}
+        parts = [list(seconds)[only] for each, only in days[:again] if each == name]
+        assert list(itertools.chain(*parts)) == list(seconds)
+        assert all(len(part) == 1 or sum(map(seconds.__getitem__, part)) <= TURN for part in parts)
 
 
 @pytest.mark.tpu_compile
@@ -153,4 +168,4 @@ def test_a_program_that_got_worse_fails(tmp_path: Path) -> None:
     assert worse.returncode == 1
     assert "8 tokens: decode 8 x 128: hbm_mb" in worse.stdout and "+100.0 %  WORSE" in worse.stdout
     assert run("--quick").returncode == 0, "those figures are still as written"
-    assert (run("--third", "0").returncode, run("--third", "1").returncode) == (1, 0), "it is in the first third"
+    assert run("--turn", "7").returncode == 1, "the only turn has it"

@@ -9,7 +9,7 @@ from typing import Literal
 EXPECTED = Path(__file__).parents[2] / "tests" / "plan" / "expected"
 SPARE = 1.02
 TIMED = "compile_s"
-"""Depends on the machine, so it is shown but not compared."""
+"""Seconds of CPU; they depend on the machine, so they are shown but not compared."""
 Figures = Mapping[str, float]
 """Of one program."""
 Kind = Literal["programs", "traced"]
