@@ -1,22 +1,25 @@
 """int8 weights with one scale per output channel, as a type that `product` accepts."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
+Leaf = TypeVar("Leaf")
+"""An array, or in its place its shape and type, or how it is split over the mesh."""
 
-class QuantArray(NamedTuple):
+
+class QuantArray(NamedTuple, Generic[Leaf]):
     """A weight `[out, in]` as int8 values and the float32 scale of each output channel, `[out]`."""
 
-    values: jax.Array
-    scale: jax.Array
+    values: Leaf
+    scale: Leaf
 
 
-Weight = jax.Array | QuantArray
+Weight = jax.Array | QuantArray[jax.Array]
 BLOCK = 1 << 18
 """Values that `quantize_rows` takes at once: they stay in a core's cache."""
 LEAST_MAXIMUM = 1e-12
@@ -25,7 +28,7 @@ LANES = 128
 """Columns of a tile of a TPU's memory."""
 
 
-def quantize(weight: jax.Array) -> QuantArray:
+def quantize(weight: jax.Array) -> QuantArray[jax.Array]:
     """Quantize `[out, in]` to 255 levels spanning each output channel, inside a program."""
     wide = weight.astype(jnp.float32)
     scale = jnp.maximum(jnp.max(jnp.abs(wide), axis=1), LEAST_MAXIMUM) / 127

@@ -91,19 +91,25 @@ class PallasAttention:
         return slots(batch, spec.page_size)[0]
 
     def attend(
-        self, new: QKV, cache: jax.Array | tuple[jax.Array, ...], plan: jax.Array, batch: Batch, spec: AttentionSpec
+        self,
+        new: QKV[jax.Array],
+        cache: jax.Array | tuple[jax.Array, ...],
+        plan: jax.Array,
+        batch: Batch,
+        spec: AttentionSpec,
     ) -> tuple[jax.Array, jax.Array | tuple[jax.Array, ...]]:
         if not isinstance(cache, tuple):
             return self._attend(new, cache, plan, batch, spec)
         few = replace(spec, kv_heads=spec.kv_heads // len(cache))
-        q, k, v = ([None] * len(cache) if x is None else jnp.split(x, len(cache), axis=1) for x in new[:3])
+        q = jnp.split(new.q, len(cache), axis=1)
+        k, v = ([None] * len(cache) if x is None else jnp.split(x, len(cache), axis=1) for x in (new.k, new.v))
         sinks = [None] * len(cache) if new.sinks is None else jnp.split(new.sinks, len(cache))
-        shares = map(QKV, q, k, v, sinks)
+        shares = [QKV(*parts) for parts in zip(q, k, v, sinks)]
         done = [self._attend(share, part, plan, batch, few) for share, part in zip(shares, cache)]
         return jnp.concatenate([out for out, _ in done], axis=1), tuple(part for _, part in done)
 
     def _attend(
-        self, new: QKV, cache: jax.Array, plan: jax.Array, batch: Batch, spec: AttentionSpec
+        self, new: QKV[jax.Array], cache: jax.Array, plan: jax.Array, batch: Batch, spec: AttentionSpec
     ) -> tuple[jax.Array, jax.Array]:
         q, k, v, sinks = new
         tokens, dim = q.shape[0], spec.head_dim

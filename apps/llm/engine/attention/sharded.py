@@ -16,7 +16,7 @@ FP8_MOST = float(jnp.finfo(FP8).max)
 
 def attend(
     impl: AttentionBackend,
-    new: QKV,
+    new: QKV[jax.Array],
     cache: LayerCache,
     plan: Any,
     batch: Batch,
@@ -37,7 +37,7 @@ def attend(
         # Beyond the largest number of this type there is no infinity.
         k, v = (None if x is None else jnp.clip(x, -FP8_MOST, FP8_MOST).astype(FP8) for x in (k, v))
 
-    def local(new: QKV, cache: LayerCache, plan: Any, batch: Batch) -> tuple[jax.Array, LayerCache]:
+    def local(new: QKV[jax.Array], cache: LayerCache, plan: Any, batch: Batch) -> tuple[jax.Array, LayerCache]:
         return impl.attend(new, cache, plan, batch, replace(spec, kv_heads=new.q.shape[1]))
 
     if mesh.size > 1:

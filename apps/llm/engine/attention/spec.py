@@ -1,17 +1,16 @@
 """The interface of an attention implementation."""
 
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 
+from apps.arrays.quantization import Leaf
 from apps.llm.engine.execute.step import Batch
 from ray_configs.llm import EngineConfig
 
 LayerCache = Any  # one layer's pages, as its implementation lays them out
-Leaf = TypeVar("Leaf")
-"""An array, or in its place its shape and type, or how it is split over the mesh."""
 
 
 class QKV(NamedTuple, Generic[Leaf]):

@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from apps.llm.engine.attention.spec import FP8, QKV, AttentionSpec, Leaf, slots
+from apps.arrays.quantization import Leaf
+from apps.llm.engine.attention.spec import FP8, QKV, AttentionSpec, slots
 from apps.llm.engine.execute.step import Batch
 
 KEY_BLOCK = 128  # keys of one piece

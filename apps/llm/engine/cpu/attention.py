@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from apps.llm.engine.attention.spec import QKV, AttentionSpec, Leaf, slots
+from apps.arrays.quantization import Leaf
+from apps.llm.engine.attention.spec import QKV, AttentionSpec, slots
 from apps.llm.engine.cpu.attention_calls import register
 from apps.llm.engine.cpu.attention_kernels import LOWEST
 from apps.llm.engine.execute.step import Batch

@@ -100,6 +100,7 @@ class Decoder:
         x = x + (_norm(spec, y, layer, "post_mlp_norm") if spec.post_norms else y)
 
         if spec.inputs is not None:
+            assert given.extra is not None  # as this layer takes them
             y = activation(spec.inputs.activation, step.product(x, layer["extra_in"])) * given.extra
             y = step.product(y.astype(x.dtype), layer["extra_out"]).astype(x.dtype)
             x = x + _norm(spec, y, layer, "extra_norm")

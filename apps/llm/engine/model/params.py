@@ -19,13 +19,15 @@ from apps.llm.engine.model.param import Param, Params
 from apps.llm.engine.weights.checkpoint import Checkpoint
 from apps.serving.progress import bar
 
+WeightForm = jax.ShapeDtypeStruct | QuantArray[jax.ShapeDtypeStruct]
+
 
 def abstract(tree: Any, mesh: Mesh, dtype: jnp.dtype, int8: bool) -> Any:
     """Shapes, types and shardings without data, of a tree or of one parameter."""
     return _map(partial(_abstract, mesh=mesh, dtype=dtype, int8=int8), tree)
 
 
-def _abstract(param: Param, mesh: Mesh, dtype: jnp.dtype, int8: bool) -> jax.ShapeDtypeStruct | QuantArray:
+def _abstract(param: Param, mesh: Mesh, dtype: jnp.dtype, int8: bool) -> WeightForm:
     spec = param.spec(mesh)
     if int8 and param.matrix:
         return QuantArray(
@@ -92,7 +94,7 @@ def random(tree: Params, mesh: Mesh, dtype: jnp.dtype, int8: bool, seed: int = 0
 
 
 @cache
-def _drawing(form: jax.ShapeDtypeStruct | QuantArray, constant: float | None) -> jax.stages.Compiled:
+def _drawing(form: WeightForm, constant: float | None) -> jax.stages.Compiled:
     """A program that draws a parameter of this form. Its number is an input, so all layers share it."""
     values = jax.tree.leaves(form)[0]
 

@@ -121,11 +121,11 @@ def _computed(at: Refs, activation: Activation, step: jax.Array, width: int, til
 def _run_block(
     at: Refs,
     expert: jax.Array,
-    first: jax.Array,
+    first: jax.Array | int,
     block: int,
     computed: Callable[[jax.Array], jax.Array],
     step: jax.Array,
-    steps: jax.Array,
+    steps: jax.Array | int,
 ) -> None:
     """Rows `[first, first + block)` of an expert's tokens: gathered at its first tile, added up after its last."""
     rows, dtype = pl.ds(first, block), at.x.dtype

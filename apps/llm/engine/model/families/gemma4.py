@@ -63,8 +63,9 @@ def _feed_forward(spec: LayerSpec, mlp: Mlp) -> Mlp | MlpBesideExperts:
     return mlp if spec.experts is None else MlpBesideExperts(mlp, spec.experts)
 
 
-def _full_attention(config: Mapping[str, Any]) -> dict[str, int]:
-    """What layers without a window have in place of the others' heads. With `attention_k_eq_v` keys give the values."""
+def _full_attention(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What layers without a window have in place of the others' heads: fields of `Attention`. With `attention_k_eq_v`
+    keys give the values."""
     shared = bool(config.get("attention_k_eq_v"))
     heads = (config.get("num_global_key_value_heads") if shared else None) or config["num_key_value_heads"]
     found = {"head_dim": config["global_head_dim"], "num_key_value_heads": heads}

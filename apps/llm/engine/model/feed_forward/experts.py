@@ -93,4 +93,6 @@ class ExpertNetworks:
 
 def expert_weights(layer: Params) -> ExpertWeights:
     """Those of a layer's parameters that are its experts'."""
-    return ExpertWeights(*map(layer.get, ("experts_in", "experts_out", "experts_in_bias", "experts_out_bias")))
+    return ExpertWeights(
+        layer["experts_in"], layer["experts_out"], layer.get("experts_in_bias"), layer.get("experts_out_bias")
+    )
