@@ -61,11 +61,11 @@ def change_template(chat_server: LocalServer, monkeypatch: pytest.MonkeyPatch) -
 @pytest.fixture
 def token_by_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes streams send an event for each token, even if a busy machine lets the server read several at once."""
-    batches = TextStream.batches
+    read = TextStream.outputs
 
     async def one_by_one(stream: TextStream) -> AsyncIterator[list[Output]]:
-        async for outputs in batches(stream):
+        async for outputs in read(stream):
             for output in outputs:
                 yield [output]
 
-    monkeypatch.setattr(TextStream, "batches", one_by_one)
+    monkeypatch.setattr(TextStream, "outputs", one_by_one)

@@ -120,14 +120,14 @@ def test_reasoning_is_an_item_of_its_own(client: openai.OpenAI, change_template:
 
 
 def test_a_stream_that_fails_says_so_and_is_not_kept(client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
-    batches = TextStream.batches
+    read = TextStream.outputs
 
     async def failing(stream: TextStream) -> AsyncIterator[list[Output]]:
-        async for outputs in batches(stream):
+        async for outputs in read(stream):
             yield outputs
             raise EngineStopped("the slice is gone")
 
-    monkeypatch.setattr(TextStream, "batches", failing)
+    monkeypatch.setattr(TextStream, "outputs", failing)
     events = list(ask(client, stream=True))
     assert [event.sequence_number for event in events] == list(range(len(events)))
     last = events[-1]
