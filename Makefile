@@ -13,6 +13,8 @@ TORCH_XLA_STAMP := $(TORCH_XLA_VENV)/.installed
 CLIENTS_VENV := .venv-clients
 PLAYGROUND_VENV := .venv-playground
 CLIENTS_STAMP := $(CLIENTS_VENV)/.installed
+# Without what it depends on, since it wants an older pydantic than the others.
+DYNAMO := ai-dynamo-runtime==1.6.1 uvloop==0.23.0
 AGENTS := @anthropic-ai/claude-code@2.1.197 @openai/codex@0.169.0
 PLAYGROUND_STAMP := $(PLAYGROUND_VENV)/.installed
 LOWEST_VENV := .venv-lowest
@@ -149,6 +151,7 @@ $(CLIENTS_STAMP): pyproject.toml requirements-clients.lock
 	@$(CLIENTS_VENV)/bin/python -m pip install --disable-pip-version-check --quiet 'pip>=25.1' # knows groups
 	@$(CLIENTS_VENV)/bin/python -m pip install --disable-pip-version-check --quiet --group test-clients \
 		-c requirements-clients.lock
+	@$(CLIENTS_VENV)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps $(DYNAMO)
 	@{ npm install --prefix $(CLIENTS_VENV)/agents --ignore-scripts --no-audit --no-fund --silent $(AGENTS) && \
 		node $(CLIENTS_VENV)/agents/node_modules/@anthropic-ai/claude-code/install.cjs; } || \
 		echo "== npm did not install $(AGENTS): the tests with these are skipped"

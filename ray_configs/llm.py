@@ -6,6 +6,7 @@ from typing import ClassVar, Literal, TypedDict
 from pydantic import Field, field_validator, model_validator
 
 from ray_configs.applications.callers import ANONYMOUS, Callers
+from ray_configs.applications.kv_events import PublishedEvents
 from ray_configs.applications.replicas import AppConfig
 from ray_configs.applications.roots import ModelRoots
 from ray_configs.base import Config
@@ -70,6 +71,9 @@ class EngineConfig(Config):
     asked; a prefix that several callers share is computed and kept for each. all: everyone's.
 
     Clients without a key share one cache. A request's `cache_salt` divides any of them further."""
+    kv_events: PublishedEvents = None
+    """Publishes what the prefix cache stores and forgets, as vLLM does, for routers that follow it. On a command line:
+    `kv_events='{"endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:6557"}'`."""
     tensor_parallel: int | None = Field(None, ge=1)
     """Devices over which each layer is split; default: with `data_parallel`, the devices of each DP rank."""
     expert_parallel: int | None = Field(None, ge=1)

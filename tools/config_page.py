@@ -23,6 +23,7 @@ from ray_configs import (
     upgrade,
 )
 from ray_configs.applications.callers import CallerConfig
+from ray_configs.applications.kv_events import KVEvents
 from ray_configs.applications.replicas import AppConfig
 from ray_configs.cluster import deployed
 
@@ -30,7 +31,7 @@ PATH = Path(__file__).parents[1] / "docs" / "configs.md"
 
 SECTIONS: dict[str, tuple[type[BaseModel], ...]] = {
     "What runs": (service.Service, service.Application, job.Job),
-    "Applications": (llm.LLMConfig, CallerConfig, stable_diffusion.StableDiffusionConfig, cell.CellConfig),
+    "Applications": (llm.LLMConfig, CallerConfig, KVEvents, stable_diffusion.StableDiffusionConfig, cell.CellConfig),
     "Capacity: how slices are bought": (
         capacity.OnDemand,
         capacity.Spot,

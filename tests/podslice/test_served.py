@@ -59,6 +59,8 @@ def test_fields_are_the_configs_own_and_a_config_brings_its_options() -> None:
         (["ray_configs.catalog.local", "model=x"], "leave out the other arguments"),
         (["ray_configs.catalog.smoke_multi_host"], "only a service can be served"),
         (["no.such.module"], "there is no module"),
+        (["kv_events=on"], "LLMConfig.kv_events: must be JSON such as"),
+        (['kv_events={"endpoint": "udp://x"}'], "LLMConfig.kv_events.endpoint: must be tcp://ADDRESS:PORT"),
         (["--max-model-lenn", "64"], "no option --max-model-lenn: did you mean --max-model-len"),
         (["--prot", "8001"], "no option --prot: did you mean --port"),
     ],

@@ -34,9 +34,11 @@ from apps.llm.engine.adapters.loaded import Adapter, LoadedAdapters
 from apps.llm.engine.adapters.peft import PeftAdapter
 from apps.llm.engine.execute import layout_choice
 from apps.llm.engine.execute.local import LocalDevices
-from apps.llm.engine.executor_protocol import Executor, ExecutorProvider
+from apps.llm.engine.executor_protocol import ExecutorProvider
 from apps.llm.engine.grammar.matchers import AnyMatcher, Grammars
 from apps.llm.engine.interface import Vocabulary
+from apps.llm.engine.kv_events.publisher import publishers
+from apps.llm.engine.loading import allocate_and_compile, read_vocabulary
 from apps.llm.engine.model.split import Split
 from apps.llm.engine.schedule.answer import Answer
 from apps.llm.engine.schedule.loop import Loop
@@ -93,6 +95,7 @@ class JaxEngine:
             # Where kernels are chosen by the number of rows, steps of other sizes round in other ways.
             resumes_exactly=all(loop.executor.skips_padding for loop in loops),
         )
+        self._publishers = publishers(config, [loop.page_feed for loop in loops], self._adapters.name_of)
 
     @classmethod
     def load(
@@ -124,11 +127,11 @@ class JaxEngine:
         model = model.at_size(config, chosen.tensor)
         # The tokenizer's imports and tables take as long as the weights: load both in parallel.
         with ThreadPoolExecutor(1) as pool:
-            reading = pool.submit(_read_vocabulary, model, vocabulary)
+            reading = pool.submit(read_vocabulary, model, vocabulary)
             executors = provider.load(config, model, chosen)
             try:
                 calibration = reading.result()[0].encode(CALIBRATION_TEXT) if config.quantize_kv_cache == "int8" else []
-                _allocate_and_compile(executors, [token for token in calibration if token < model.arch.vocab_size])
+                allocate_and_compile(executors, [token for token in calibration if token < model.arch.vocab_size])
                 of_rank = chosen.of_dp_rank(config)
                 drafts = config.speculation == "ngram"
                 timings = [TurnTimes.measured(executor, of_rank) if drafts else None for executor in executors]
@@ -139,7 +142,12 @@ class JaxEngine:
                 raise
         loops = [Loop(of_rank, executor, times) for executor, times in zip(executors, timings)]
         split = model.arch.split(chosen.tensor, config.expert_parallel)
-        return cls(config, loops, grammars, max_len, split, model_digest(model))
+        try:
+            return cls(config, loops, grammars, max_len, split, model_digest(model))
+        except BaseException:
+            for loop in loops:
+                loop.shutdown()
+            raise
 
     # -- requests -----------------------------------------------------------------------------------------------
 
@@ -283,19 +291,6 @@ class JaxEngine:
         """Stop the loops. Open requests fail with an error that says so."""
         for loop in self.loops:
             loop.shutdown()
+        for publisher in self._publishers:
+            publisher.close()
         self._grammars.close()
-
-
-def _allocate_and_compile(executors: Ids[Executor[Any]], calibration: list[int]) -> None:
-    """Allocate the KV caches one by one, each from the memory still free, then compile on all DP ranks at once."""
-    for executor in executors:
-        executor.make_cache(calibration)
-    with ThreadPoolExecutor(len(executors)) as pool:
-        list(pool.map(lambda executor: executor.warm_up(), executors))
-
-
-def _read_vocabulary(model: Model, vocabulary: Callable[[Model], Vocabulary]) -> tuple[Vocabulary, Grammars]:
-    read = vocabulary(model)
-    grammars = Grammars(read.fast, model.arch.vocab_size, read.eos_token_ids)
-    grammars.warm_up()
-    return read, grammars

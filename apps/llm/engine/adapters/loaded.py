@@ -49,6 +49,10 @@ class LoadedAdapters:
                 return adapter
         raise UnknownAdapter("with these weights any more")
 
+    def name_of(self, key: bytes) -> str:
+        """The name of the adapter with these weights; the key, if it is no longer there."""
+        return next((adapter.name for adapter in list(self._ready.values()) if adapter.key == key), key.hex())
+
     def get(self, name: str) -> Adapter:
         """Raises UnknownAdapter."""
         try:

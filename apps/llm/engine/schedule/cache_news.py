@@ -5,6 +5,7 @@ from collections import deque
 from itertools import islice
 
 from apps.llm.api import CacheNews
+from apps.llm.engine.kv_events.feed import PageFeed
 from apps.llm.page_names import PageName
 
 KEPT = 4096
@@ -15,6 +16,7 @@ class CacheLog:
     """The names of a pool's pages, and what changed last. The pool's thread writes it, any thread reads it."""
 
     def __init__(self) -> None:
+        self.feed: PageFeed | None = None  # hears of the same, with the pages' tokens
         self._lock = threading.Lock()
         self._names: dict[PageName, None] = {}
         self._events: deque[tuple[PageName, bool]] = deque(maxlen=KEPT)  # the name, and whether it was stored
@@ -29,6 +31,8 @@ class CacheLog:
         with self._lock:
             del self._names[name]
             self._note(name, False)
+        if self.feed is not None:
+            self.feed.forgot(name)
 
     def _note(self, name: PageName, stored: bool) -> None:
         self._events.append((name, stored))

@@ -10,6 +10,7 @@ from apps.llm.api import CacheNews, EngineStats
 from apps.llm.engine.adapters.stack import Adapted
 from apps.llm.engine.executor_protocol import Executor, LaunchedT
 from apps.llm.engine.grammar.remote_matcher import RemoteMatcher
+from apps.llm.engine.kv_events.feed import PageFeed
 from apps.llm.engine.schedule.adapter_changes import AdapterChange
 from apps.llm.engine.schedule.answer import Answer, last_output
 from apps.llm.engine.schedule.delivery import deliver
@@ -79,6 +80,11 @@ class Loop(EngineThread, Generic[LaunchedT]):
 
     def stats(self) -> EngineStats:
         return self.stepper.stats(self._arriving, self.step_running_s)
+
+    def page_feed(self) -> PageFeed:
+        """Events of the prefix cache from now on. Ask once, before the first request."""
+        feed = self.stepper.scheduler.pool.news.feed = PageFeed(self.stepper.config.page_size)
+        return feed
 
     def cache_news(self, since: int) -> CacheNews:
         """What the prefix cache has stored and forgotten since the news of this number; 0: all that it has."""

@@ -60,12 +60,14 @@ class PagePool:
                 if page not in self._hash_of:
                     self._free.move_to_end(page, last=False)  # nothing to reuse: evict it first
 
-    def publish(self, page: int, name: PageName) -> None:
-        """Make a full page available for reuse. If the name is taken, the earlier page keeps it."""
-        if self.reuse and name not in self._page_of and page not in self._spoiled:
-            self._page_of[name] = page
-            self._hash_of[page] = name
-            self.news.stored(name)
+    def publish(self, page: int, name: PageName) -> bool:
+        """Make a full page available for reuse. If the name is taken, the earlier page keeps it: False."""
+        if not self.reuse or name in self._page_of or page in self._spoiled:
+            return False
+        self._page_of[name] = page
+        self._hash_of[page] = name
+        self.news.stored(name)
+        return True
 
     def match(self, names: Iterable[PageName]) -> list[int]:
         """Pages of the longest cached prefix of `names`; the caller now holds them too."""

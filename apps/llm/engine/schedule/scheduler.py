@@ -288,7 +288,8 @@ class Scheduler:
         full = min(seq.computed, known) // self.page_size
         if full > seq.published:
             for i, name in enumerate(self._names(seq, full)[seq.published :], seq.published):
-                self.pool.publish(seq.pages[i], name)
+                if self.pool.publish(seq.pages[i], name) and self.pool.news.feed is not None:
+                    self.pool.news.feed.stored(seq, i)
             seq.published = full
 
     def _names(self, seq: Sequence, full: int) -> list[PageName]:
