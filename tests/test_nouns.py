@@ -20,7 +20,8 @@ ROOMS_OF = {
     "places": ("apps/llm/engine/grammar/",),  # for grammars that have a process; adapters have an index
     "turn": (  # of a conversation; of an engine's loop
         *("apps/llm/chat/", "apps/llm/http/anthropic/", "apps/llm/text/tokenizer/"),
-        *("apps/llm/engine/schedule/", "apps/llm/engine/speculation/", "apps/stable_diffusion/engine/"),
+        *("apps/serving/engine_thread.py", "apps/llm/engine/schedule/", "apps/llm/engine/speculation/"),
+        "apps/stable_diffusion/engine/",
     ),
     "wishes": (),
 }
