@@ -157,14 +157,14 @@ $(CLIENTS_STAMP): pyproject.toml requirements-clients.lock
 		echo "== npm did not install $(AGENTS): the tests with these are skipped"
 	@touch $@
 
-# uv, because pip has no such resolution. The test tools are not what is tried: they come as they are.
-$(LOWEST_STAMP): pyproject.toml
-	@echo "== installing the lowest versions that pyproject.toml allows into $(LOWEST_VENV) (some minutes, once)"
+# uv, because pip has no such resolution. The test tools and PyTorch are not what is tried: they are those of $(VENV).
+$(LOWEST_STAMP): $(TEST_STAMP)
+	@echo "== installing the lowest versions that pyproject.toml allows into $(LOWEST_VENV), on top of $(VENV)"
 	@$(PYTHON) -m venv $(LOWEST_VENV)
 	@$(LOWEST_VENV)/bin/python -m pip install --disable-pip-version-check --quiet uv
 	@$(LOWEST_VENV)/bin/uv pip install --quiet --python $(LOWEST_VENV) --resolution lowest-direct -e '.[train,gcs,batch,otel]'
-	@$(LOWEST_VENV)/bin/uv pip install --quiet --python $(LOWEST_VENV) pytest pytest-timeout hypothesis openai anthropic \
-		kubernetes-validate
+	@$(VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
+		"$$($(LOWEST_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/below.pth"
 	@touch $@
 
 $(PLAYGROUND_STAMP): $(TEST_STAMP)
