@@ -224,7 +224,8 @@ class Delivery:
             generation, index = found
             if (count := generation.take(index, output)) and (usage := generation.usage) is not None:
                 tokens[usage] = tokens.get(usage, 0) + count
-            readers[generation] = None
+            if output.token_ids or output.finish_reason is not None:  # not for one that has only left the queue
+                readers[generation] = None
             if output.finish_reason is not None:
                 self._open.pop(output.request, None)
         for usage, count in tokens.items():
