@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from apps.llm.chat.call_format import CallFormat, literal, mark
 from apps.llm.chat.reader import ReasoningMarks
+from apps.llm.schemas.gbnf import is_gbnf, lark_of
 from apps.llm.schemas.written import Schema, schema_text
 
 ANY = r"/(?s:.*)/"
@@ -58,9 +59,9 @@ def regex_rule(regex: str) -> str:
     return "/" + re.sub(r"\\.|[/\n\r]", lambda found: written.get(found[0], found[0]), regex, flags=re.DOTALL) + "/"
 
 
-def grammar_rule(lark: str) -> str:
-    """A text that follows a grammar, whose first rule is `start`, in Lark."""
-    return f"%lark {{\n{lark}\n}}"
+def grammar_rule(grammar: str) -> str:
+    """A text that follows a grammar, in Lark. Its first rule is `start`, or in GBNF `root`. Raises ValueError."""
+    return f"%lark {{\n{lark_of(grammar) if is_gbnf(grammar) else grammar}\n}}"
 
 
 def arguments_schema(parameters: Schema | None) -> Schema:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from apps.llm.api import MAX_WORDS
+from apps.llm.api import MAX_WORDS, RequestError
 from apps.llm.chat.grammar import choice_rule, grammar_rule, regex_rule
 from apps.llm.text_api import Pattern
 from apps.serving.ingress.bodies import Body
@@ -17,6 +17,8 @@ from apps.serving.ingress.dialects.openai_errors import OpenAIError
 MAX_CHOICES = 1000
 MOST_GRAMMAR = 100_000
 """Characters."""
+READING = 20
+"""Characters of a text that are read as soon as one of a grammar."""
 Written = Annotated[str, Field(max_length=MOST_GRAMMAR)]
 Choices = Annotated[list[Annotated[Written, Field(min_length=1)]], Field(min_length=1, max_length=MAX_CHOICES)]
 JsonSchemaOrText = dict[str, Any] | str
@@ -33,7 +35,7 @@ class StructuredOutputs(Body):
     choice: Choices | None = None
     """The answer is one of these texts."""
     grammar: Written | None = None
-    """A grammar in llguidance's dialect of Lark, whose first rule is `start`."""
+    """A grammar in GBNF, whose first rule is `root`, or in llguidance's dialect of Lark, where it is `start`."""
     json_object: bool | None = None
     """true: any JSON object."""
     structural_tag: Any = None
@@ -144,8 +146,16 @@ class ConstrainedBody(Body):
                 return {"pattern": Pattern(regex_rule(value), field, {"type": "string", "pattern": value})}
             if kind == "choice":
                 return {"pattern": Pattern(choice_rule(value), field, {"enum": value})}
-            return {"pattern": Pattern(grammar_rule(value), field)}
+            try:
+                return {"pattern": Pattern(grammar_rule(value), field)}
+            except ValueError as error:
+                raise RequestError(field, f"{field} {error}") from None
         return {}
+
+    @property
+    def reading(self) -> int:
+        """About how long `constraint` takes, in characters of a text."""
+        return sum(READING * len(value) for _, kind, value in self._constraints() if kind == "grammar" and value)
 
 
 class RefusedInChats(Body):

@@ -91,6 +91,10 @@ class RequestTexts:
         """The tokens of each prompt, with the scores of all but its first."""
         return await self._aside(sum(map(len, prompts)), lambda _: list(map(self._prompt_tokens, prompts, scores)))
 
+    async def asked(self, size: int, read: Callable[[], T]) -> T:
+        """What a request asks for, where that can take as long to read as a text of this size."""
+        return await self._aside(size, lambda _: read())
+
     async def written(self, size: int, write: Callable[[], T]) -> T:
         """A large answer, written aside: it waits for a thread, but is not refused once it is there.
 

@@ -29,8 +29,8 @@ def openai_router(model: TextModel) -> APIRouter:
         body = await parsed(CompletionBody, request, UNIONS)
         served = named(model, body.model)
         prompts: Sequence[Prompt] = each(body.prompt)
-        params = body.params(served.sampling_defaults)
         with refusing(body.names):
+            params = await served.texts.asked(body.reading, lambda: body.params(served.sampling_defaults))
             echoed = prompts if body.echo else ()
             echoes = [p if isinstance(p, str) else await served.texts.decoded(p, special=False) for p in echoed]
             read: list[list[PromptToken]] = []
@@ -57,7 +57,8 @@ def openai_router(model: TextModel) -> APIRouter:
         served = named(model, body.model)
         with refusing(body.names):
             prompt, turn = await served.texts.chat(body.request())
-            params = turn.constrained(body.params(served.sampling_defaults))
+            asked = await served.texts.asked(body.reading, lambda: body.params(served.sampling_defaults))
+            params = turn.constrained(asked)
             stream = await served.submit(params, prompt)
             answers = choices(1, params.n, reader=params.reader or turn.reader)
             writer = ChatWriter(served.name, stream, answers, params.logprobs is not None, body.include_usage)

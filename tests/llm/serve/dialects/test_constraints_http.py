@@ -13,6 +13,7 @@ import openai
 import pytest
 from jsonschema import Draft202012Validator
 
+from tests.llm.schemas.test_gbnf import QUERIES, QUERY
 from tests.llm.serve.serving import MODEL, LocalServer
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -40,6 +41,8 @@ FIELDS = [
     ("json", {"guided_json": json.dumps(SCHEMA)}),
     ("json", {"response_format": {"type": "json_object", "schema": SCHEMA}}),
 ]
+CONSTRAINTS["gbnf"] = QUERY, QUERIES.__contains__
+FIELDS += [("gbnf", {"structured_outputs": {"grammar": QUERY}}), ("gbnf", {"guided_grammar": QUERY + "#" * 1000})]
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +77,7 @@ def test_reasoning_comes_before_what_is_constrained(http: httpx.Client) -> None:
 REFUSED = {
     "guided_choice": ([], ["a", ""], "a"),
     "guided_regex": ("(", 5),
-    "guided_grammar": ('root ::= "a"', "start: ["),
+    "guided_grammar": ("root ::= [", "root ::= a", "start: ["),
     "guided_json": ("{", {"type": "no"}),
     "structured_outputs": ({}, {"regex": "a", "choice": ["b"]}, {"regex": "a", "whitespace_pattern": " "}),
     "allowed_token_ids": ([], [99999], [-1], "a"),
