@@ -69,7 +69,7 @@ def _delta(event: ChatEvent) -> dict[str, Any] | None:
         case TextPiece(text):
             return {"content": text}
         case ReasoningPiece(text):
-            return {"reasoning_content": text}
+            return _reasoning(text)
         case CallStart(index, name):
             call = {"index": index, "id": _call_id(), "type": "function", "function": {"name": name, "arguments": ""}}
             return {"tool_calls": [call]}
@@ -91,8 +91,13 @@ def _message_fields(events: Sequence[ChatEvent]) -> dict[str, Any]:
             calls[event.index]["function"]["arguments"] += event.text
     fields: dict[str, Any] = {"content": None if calls and not content else content}
     if reasoning:
-        fields["reasoning_content"] = reasoning
+        fields |= _reasoning(reasoning)
     return fields | ({"tool_calls": calls} if calls else {})
+
+
+def _reasoning(text: str) -> dict[str, Any]:
+    """Under vLLM's name, and under its older one, which DeepSeek and most clients have."""
+    return {"reasoning": text, "reasoning_content": text}
 
 
 def _call_id() -> str:

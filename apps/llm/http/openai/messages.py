@@ -33,8 +33,10 @@ class MessageCall(Body):
 class Message(Body):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[TextPart], Field(max_length=MAX_MESSAGES)] | None = None
-    reasoning_content: str | None = None
+    reasoning: str | None = None
     """The assistant's reasoning; the chat template decides how much of it the model sees again."""
+    reasoning_content: str | None = None
+    """An older name of `reasoning`."""
     tool_calls: Annotated[list[MessageCall], Field(max_length=MAX_TOOLS)] | None = None
     tool_call_id: str | None = None
     """Of a tool message: the id of the call that it answers."""
@@ -46,7 +48,8 @@ class Message(Body):
     def join(self, conversation: Conversation, field: str) -> None:
         """Adds the message, which is at `field` of the request. Raises RequestError, which names the bad field."""
         if self.role == "assistant":
-            conversation.answer(self.text(), self.reasoning_content, [call.past() for call in self.tool_calls or ()])
+            reasoning = self.reasoning or self.reasoning_content
+            conversation.answer(self.text(), reasoning, [call.past() for call in self.tool_calls or ()])
         elif self.role == "tool":
             place = f"{field}.tool_call_id"
             if self.tool_call_id is None:

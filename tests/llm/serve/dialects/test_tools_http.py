@@ -212,9 +212,28 @@ def test_reasoning_is_apart_from_the_content(client: openai.OpenAI, change_templ
     change_template("thinking")  # its prompt has the opening mark of the reasoning
     message = ask(client, **fields, extra_body={}).choices[0].message
     assert message.content == "" and message.reasoning_content
+    assert message.reasoning == message.reasoning_content
     deltas = [chunk.choices[0].delta for chunk in ask(client, **fields, extra_body={}, stream=True)]
-    assert "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas) == message.reasoning_content
+    for name in ("reasoning", "reasoning_content"):  # vLLM's name, and its older one
+        assert "".join(getattr(delta, name, None) or "" for delta in deltas) == message.reasoning
     assert not any(delta.content for delta in deltas)
+
+
+@pytest.mark.parametrize("names", [("reasoning",), ("reasoning_content",), ("reasoning", "reasoning_content")])
+def test_reasoning_of_the_history(
+    chat_server: LocalServer, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...]
+) -> None:
+    """Oracle: the prompt that transformers makes, whose templates know the older name."""
+    from apps.llm.http.openai.requests import ChatBody
+
+    hello, answer = {"role": "user", "content": "Hello"}, {"role": "assistant", "content": "the quick fox"}
+    tokenizer = chat_server.engine.tokenizer
+    shown = "{% for m in messages %}[{{ m.role }}] {{ m.reasoning_content or '' }} {{ m.content }}{% endfor %}"
+    monkeypatch.setattr(tokenizer._hf, "chat_template", shown)
+    expected = tokenizer._hf.apply_chat_template([hello, answer | {"reasoning_content": "Hm."}], tokenize=False)
+    body = ChatBody(messages=[hello, answer | dict.fromkeys(names, "Hm.")], add_generation_prompt=False)
+    ids, _ = chat_server.engine.chat(body.request())
+    assert tokenizer.decode(ids, special=True) == expected and "Hm." in expected
 
 
 def test_gpt_osss_channels(
