@@ -5,13 +5,14 @@ modules/shared_options.py of its 1.10), written down here; the same picture aske
 """
 
 import base64
+import io
 import json
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image
 
 from tests.stable_diffusion.serve.picture_serving import MODEL, far_apart, noise, opened, png_of
 
@@ -257,3 +258,29 @@ def test_png_info_reads_what_was_drawn(studio):
     nothing = post(studio, "png-info", image=b64(NOISE)).json()
     assert nothing == {"info": "", "items": {}, "parameters": {}}
     assert post(studio, "png-info", image="%%%").status_code == 400
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "WEBP", "PNG"])
+@pytest.mark.parametrize("encoding", ["UNICODE", "ASCII", ""])
+def test_png_info_reads_the_comment_of_exif(studio, kind, encoding):
+    """As AUTOMATIC1111's read_info_from_image. The bytes are those that piexif, with which it writes them, makes."""
+    name = "caf\u00e9 \u65e5\u672c" if encoding != "ASCII" else "cafe"
+    text = f"{name}\nNegative prompt: blue\nSteps: 3, Sampler: Euler, Seed: 11, Size: 16x24"
+    exif = Image.Exif()
+    written = text.encode("utf-16-be" if encoding == "UNICODE" else "utf-8")
+    start = encoding.encode().ljust(8, b"\0") if encoding else b""
+    exif.get_ifd(ExifTags.IFD.Exif)[ExifTags.Base.UserComment] = start + written
+    exif[ExifTags.Base.Orientation] = 6
+    file = io.BytesIO()
+    Image.new("RGB", (24, 16)).save(file, kind, exif=exif)
+    reply = post(studio, "png-info", image=base64.b64encode(file.getvalue()).decode()).json()
+    assert reply["info"] == text and reply["items"]["exif comment"] == text
+    assert (reply["parameters"]["Prompt"], reply["parameters"]["Seed"]) == (name, "11")
+
+
+@pytest.mark.parametrize("exif", [b"", b"Exif\0\0", b"Exif\0\0II*\0\xff\xff\xff\xff", b"Exif\0\0MM\0*" + b"\xff" * 40])
+def test_png_info_survives_broken_exif(studio, exif):
+    file = io.BytesIO()
+    Image.new("RGB", (24, 16)).save(file, "JPEG", exif=exif)
+    reply = post(studio, "png-info", image=base64.b64encode(file.getvalue()).decode())
+    assert reply.status_code == 200 and reply.json()["info"] == ""

@@ -6,6 +6,7 @@ from typing import Any
 
 import psutil
 from fastapi import APIRouter, Request
+from PIL import ExifTags, Image
 
 from apps.serving.errors import RequestError
 from apps.serving.ingress.bodies import Body
@@ -35,6 +36,8 @@ MOST_CHARACTERS = 4000
 """Of the line with the facts: more are none of AUTOMATIC1111's."""
 MOST_TEXT = 2**20
 """Characters of a picture's texts, in which some programs keep whole workflows."""
+ENCODINGS = {b"UNICODE\0": "utf-16-be", b"ASCII\0\0\0": "ascii", b"JIS\0\0\0\0\0": "shift_jis"}
+"""Of EXIF's comments, by their first bytes."""
 _FACT = re.compile(r'\s*(\w[\w /-]{0,60}):\s*("(?:\\.|[^"\\])*"|[^,]*)(?:,|$)')
 
 
@@ -75,11 +78,25 @@ def add_lists(router: APIRouter, model: PictureModel) -> None:
 
 def _texts(picture: bytes) -> dict[str, str]:
     """A picture's texts by name. Raises RequestError: it cannot be read, or has too many, which a few bytes can say."""
-    info = read_image(picture, "image").info
-    texts = {name: text for name, text in info.items() if isinstance(name, str) and isinstance(text, str)}
+    image = read_image(picture, "image")
+    texts = {name: text for name, text in image.info.items() if isinstance(name, str) and isinstance(text, str)}
+    if comment := _comment(image):
+        texts |= {"exif comment": comment, "parameters": comment}
     if (length := sum(map(len, texts.values()))) > MOST_TEXT:
         raise RequestError("image", f"image has texts of {length} characters; they can have {MOST_TEXT}")
     return texts
+
+
+def _comment(image: Image.Image) -> str:
+    """The comment in a picture's EXIF, where AUTOMATIC1111 keeps the parameters of JPEG and WebP; "" without one."""
+    try:
+        written = image.getexif().get_ifd(ExifTags.IFD.Exif).get(ExifTags.Base.UserComment, b"")
+    except Exception:  # Pillow raises errors of all kinds for broken EXIF
+        return ""
+    if not isinstance(written, bytes):
+        return str(written)
+    encoding = ENCODINGS.get(written[:8])
+    return written[8:].decode(encoding, "ignore") if encoding else written.decode("utf-8", "ignore")
 
 
 def _always(answer: Any) -> Callable[[], Any]:
