@@ -63,7 +63,8 @@ class Run:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Callable[..., Run]:
-    """Runs a script; `found`: whether looking for a thing finds it. `listed`: what list commands print."""
+    """Runs a script; `found`: whether looking for a thing finds it. `listed`: what list commands print;
+    `project`: what is written where the script says PROJECT_ID."""
     programs = tmp_path / "bin"
     programs.mkdir()
     for name in ("gcloud", "kubectl"):
@@ -77,13 +78,14 @@ def run(tmp_path: Path) -> Callable[..., Run]:
         list_status: int = 0,
         other_pools: str = "",
         stdin: str = "",
+        project: str = "a-project",
         **environment: str,
     ) -> Run:
         log = tmp_path / "calls"
         for file in tmp_path.glob("calls*"):
             file.unlink()
         finished = subprocess.run(
-            ["bash", "-c", script],
+            ["bash", "-c", script.replace("PROJECT_ID=PROJECT_ID\n", f"PROJECT_ID={project}\n")],
             input=stdin,
             capture_output=True,
             text=True,

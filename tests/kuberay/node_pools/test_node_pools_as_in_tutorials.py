@@ -29,7 +29,7 @@ def test_saxml_two_slices_of_eight_hosts(run) -> None:
     assert ran.status == 0, ran.said
     cluster = ran.one("container clusters create saxml").flags
     assert cluster["location"] == "us-west4-a"
-    assert cluster["workload-pool"] == "PROJECT_ID.svc.id.goog"
+    assert cluster["workload-pool"] == "a-project.svc.id.goog"
     pools = ran.made("container node-pools create")
     assert [pool.words.split()[-1] for pool in pools] == ["spmd-175b-v5e-4x8-0", "spmd-175b-v5e-4x8-1"]
     for pool in pools:
@@ -55,7 +55,7 @@ def test_jetstream_one_pool_of_two_hosts(run) -> None:
         "num-nodes": "2",
         "reservation-affinity": "none",
     }
-    assert ran.project == "PROJECT_ID"
+    assert ran.project == "a-project"
 
 
 def test_jetstream_bucket_and_rights(run) -> None:
@@ -63,7 +63,7 @@ def test_jetstream_bucket_and_rights(run) -> None:
     ran = run(commands(service))
     assert ran.one("storage buckets create gs://BUCKET_NAME").flags["location"] == "us-west4"
     ran.one("iam service-accounts create wi-jetstream")
-    account = "wi-jetstream@PROJECT_ID.iam.gserviceaccount.com"
+    account = "wi-jetstream@a-project.iam.gserviceaccount.com"
     # The tutorial gives roles in the whole project; here they are the bucket's alone.
     rights = ran.made("storage buckets add-iam-policy-binding gs://BUCKET_NAME")
     assert [right.flags for right in rights] == [
@@ -73,7 +73,7 @@ def test_jetstream_bucket_and_rights(run) -> None:
     assert not ran.made("projects add-iam-policy-binding")
     assert ran.one(f"iam service-accounts add-iam-policy-binding {account}").flags == {
         "role": "roles/iam.workloadIdentityUser",
-        "member": "serviceAccount:PROJECT_ID.svc.id.goog[default/wi-jetstream]",
+        "member": "serviceAccount:a-project.svc.id.goog[default/wi-jetstream]",
     }
 
 

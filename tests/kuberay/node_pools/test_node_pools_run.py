@@ -77,6 +77,13 @@ def test_a_second_run_makes_nothing(run) -> None:
     }
 
 
+@pytest.mark.parametrize("script", [commands, teardown])
+def test_a_script_without_its_project_calls_nothing(run, script) -> None:
+    """gcloud would take PROJECT_ID for a project of that name, and fail at one thing after another."""
+    ran = run(script(gemma_7b_it_v5e.service), project="PROJECT_ID")
+    assert (ran.status, ran.calls) == (2, []) and "--project ID" in ran.said
+
+
 def test_a_failed_command_ends_the_script(run) -> None:
     ran = run(commands(spmd_175b.service), FAILS="clusters create")
     assert ran.status == 9
@@ -110,7 +117,7 @@ def test_pools_come_last_and_go_first(run) -> None:
     assert deletions == [
         "container node-pools delete gemma-7b-it-v5e-2x4-8t",
         "container clusters delete podslice",
-        "iam service-accounts delete podslice@PROJECT_ID.iam.gserviceaccount.com",
+        "iam service-accounts delete podslice@a-project.iam.gserviceaccount.com",
         "artifacts repositories delete podslice",
         "storage rm gs://BUCKET_NAME",
     ]
