@@ -112,9 +112,10 @@ class LocalExecutor:
         needed = whole * len(self.mesh.local_devices) // self.mesh.size
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         if needed > memory:
+            smaller = "or more devices" if self.int8_weights else "more devices, or quantize_weights int8"
             raise MemoryError(
                 f"the weights that config.json implies take {needed / 2**30:.0f} GiB, but this machine has "
-                f"{memory / 2**30:.0f} GiB: use a larger one, more devices, or quantize_weights int8"
+                f"{memory / 2**30:.0f} GiB: use a larger one, {smaller}"
             )
 
     def make_cache(self, calibration_ids: list[int]) -> int:

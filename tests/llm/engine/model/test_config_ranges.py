@@ -166,3 +166,15 @@ def test_an_engine_does_not_start_with_it(
     settings = tiny_models.SMALL | {"model": str(tmp_path), "compile_cache": compile_cache}
     with pytest.raises(error, match=says):
         Engine.load(EngineConfig(**settings))
+
+
+@pytest.mark.parametrize("given", ["none", "int8"])
+def test_what_to_do_about_weights_that_do_not_fit(
+    given: str, llama: Path, compile_cache: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """int8 is no remedy where it is set. The machine has a byte of memory."""
+    monkeypatch.setattr("apps.llm.engine.execute.local.os.sysconf", lambda name: 1)
+    settings = tiny_models.SMALL | {"model": str(llama), "compile_cache": compile_cache, "quantize_weights": given}
+    with pytest.raises(MemoryError, match="use a larger one") as refused:
+        Engine.load(EngineConfig(**settings))
+    assert ("int8" in str(refused.value)) == (given == "none")
