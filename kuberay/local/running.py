@@ -20,6 +20,7 @@ from kuberay.local.cluster import EmulatedCluster, SlicePhase
 from kuberay.local.dashboard import App, Dashboard, differences
 from kuberay.local.folder import RunFolder
 from kuberay.local.hosts import HostsPlan, plan_of
+from kuberay.local.memory import memory_gb, refuse_too_large, weights_gb
 from kuberay.local.ports import address_of, free_ports, is_free
 from kuberay.local.raylet import Site, has_haproxy
 from kuberay.local.scaling_down import scale_down
@@ -33,8 +34,6 @@ from ray_configs.service import Application, Service
 PERIOD_S = 0.25
 TO_CONNECT_S = 60
 """Time for a process to join the cluster, before it waits for open requests."""
-HEAD_GB, HOST_GB = 1.5, 0.6
-"""Measured memory, shared pages counted once: of Ray's head with dashboard and Serve; of a host with a tiny model."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,7 @@ def _run(service: Service, options: LocalOptions, folder: RunFolder) -> None:
     manifest = next(item for item in render(scaled.service) if item["kind"] == "RayService")
     address = address_of(options.port)
     plan = plan_of(manifest, address=address, environment=os.environ, replicas=options.slices)
-    _refuse_too_large(plan, options.insist)
+    refuse_too_large(plan, weights_gb(scaled.service), options.insist)
     for sentence in (*scaled.notes, *_differences_of(plan, scaled.service)):
         _say(sentence)
     token = secrets.token_hex(32) if plan.token else None
@@ -238,23 +237,6 @@ def _differences_of(plan: HostsPlan, service: Service) -> Iterator[str]:
     yield f"starting {hosts}; takes about {needed:.0f} GB of memory besides the models' weights"
     if (there := psutil.virtual_memory().available / 1e9) < needed:
         yield f"WARNING: only {there:.1f} GB are available; fewer hosts need less: --hosts-per-slice"
-
-
-def _refuse_too_large(plan: HostsPlan, insist: bool) -> None:
-    """Raises LocalError if this machine would run out of memory, unless the user insists."""
-    needed = memory_gb(plan)
-    there = psutil.virtual_memory().available / 1e9
-    if there < needed and not insist:
-        fewer = "smaller slices, --hosts-per-slice N; " if any(host.chips for host in plan.hosts) else ""
-        raise LocalError(
-            f"{_count(len(plan.hosts), 'host')} with the head take about {needed:.1f} GB of memory besides the models' "
-            f"weights, and {there:.1f} GB are available: {fewer}or --insist to start anyway"
-        )
-
-
-def memory_gb(plan: HostsPlan) -> float:
-    """Memory that the hosts of a plan take, without models."""
-    return HEAD_GB + (len(plan.hosts) - 1) * HOST_GB
 
 
 def _left_out(service: Service) -> Iterator[str]:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from ray.serve._private import cluster_node_info_cache
 
-from kuberay.local import LocalError, running
+from kuberay.local import LocalError, memory, running
 from kuberay.local.folder import RunFolder
 from kuberay.local.hosts import plan_of
 from kuberay.local.ports import address_of, free_ports, hold
@@ -116,13 +116,27 @@ def test_too_little_memory_is_refused_unless_one_insists(monkeypatch):
     service = load("ray_configs.catalog.spmd_175b")
     manifest = next(item for item in render(service) if item["kind"] == "RayService")
     plan = plan_of(manifest, address="127.0.0.2")
-    needed = running.memory_gb(plan)
+    needed = memory.memory_gb(plan)
     monkeypatch.setattr(running.psutil, "virtual_memory", lambda: SimpleNamespace(available=(needed - 0.2) * 1e9))
     with pytest.raises(LocalError, match=rf"take about {needed:.1f} GB.*--hosts-per-slice N; or --insist"):
-        running._refuse_too_large(plan, insist=False)
-    running._refuse_too_large(plan, insist=True)
+        memory.refuse_too_large(plan, 0, insist=False)
+    memory.refuse_too_large(plan, 0, insist=True)
     monkeypatch.setattr(running.psutil, "virtual_memory", lambda: SimpleNamespace(available=(needed + 0.2) * 1e9))
-    running._refuse_too_large(plan, insist=False)
+    memory.refuse_too_large(plan, 0, insist=False)
+
+
+def test_weights_that_exhaust_the_machine_are_refused(monkeypatch):
+    """Oracle: the name's 175 billion parameters, a byte each, in two replicas."""
+    monkeypatch.setattr(running.psutil, "virtual_memory", lambda: SimpleNamespace(available=300e9))
+    service = load("ray_configs.catalog.spmd_175b")
+    assert memory.weights_gb(service) == 350
+    plan = plan_of(next(item for item in render(service) if item["kind"] == "RayService"), address="127.0.0.2")
+    with pytest.raises(LocalError, match=r"weights take about 350 GB .* 300.0 GB are available: --tiny"):
+        memory.refuse_too_large(plan, memory.weights_gb(service), insist=False)
+    memory.refuse_too_large(plan, memory.weights_gb(service), insist=True)
+    small = scale_down(service, tiny=True).service
+    assert memory.weights_gb(small) == 0
+    memory.refuse_too_large(plan, memory.weights_gb(small), insist=False)
 
 
 def test_a_job_is_refused_with_what_to_run():

@@ -4,7 +4,7 @@ import pytest
 
 from kuberay.local import LocalError
 from kuberay.local.hosts import plan_of
-from kuberay.local.running import HEAD_GB, HOST_GB
+from kuberay.local.memory import HEAD_GB, HOST_GB
 from kuberay.local.scaling_down import scale_down
 from kuberay.render import render
 from ray_configs.cell import CellConfig
