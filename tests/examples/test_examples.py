@@ -1,8 +1,11 @@
 """Every file of examples/ runs as its first line says. The cell's session is run by tests/cell, which has a cell."""
 
+import ast
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -84,3 +87,16 @@ def test_images(tmp_path: Path) -> None:
         engine.shutdown()
     assert said == "picture-0.png: seed 7\npicture-1.png: seed 8\n"
     assert all((tmp_path / f"picture-{n}.png").read_bytes().startswith(b"\x89PNG") for n in range(2))
+
+
+@pytest.mark.parametrize("example", sorted(path.name for path in (ROOT / "examples").glob("*.py")))
+def test_what_an_example_needs_besides_is_named(example: str) -> None:
+    """Oracle: the dependencies in pyproject.toml. What imports openai says `pip install openai` in its first lines."""
+    module = ast.parse((ROOT / "examples" / example).read_text())
+    imported = {name.name for node in ast.walk(module) if isinstance(node, ast.Import) for name in node.names}
+    imported |= {node.module or "" for node in ast.walk(module) if isinstance(node, ast.ImportFrom)}
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    brought = {re.split(r"[\[><=]", each)[0] for each in needed} | sys.stdlib_module_names | {"apps", "ray_configs"}
+    besides = {name.split(".")[0] for name in imported} - brought
+    said = re.findall(r"pip install (\S+)", ast.get_docstring(module) or "")
+    assert set(said) == besides

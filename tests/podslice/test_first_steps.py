@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import threading
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.main
 from typer.testing import CliRunner
 
 from kuberay import Refusal
@@ -217,3 +219,16 @@ def test_a_python_without_pip_is_named_and_leaves_nothing(
     done = make(VENV_WORKS=venv, PIP_WORKS=pip)
     assert done.returncode != 0 and "python3-venv" in done.stdout
     assert not (tmp_path / ".venv").exists()
+
+
+@pytest.mark.parametrize("target", ["serve", "serve-sd"])
+def test_make_passes_its_variables_on(target: str) -> None:
+    """Oracles: what make would run, and how the command line reads it."""
+    asked = ("PORT=8123", "HOST=127.0.0.1", "MODEL=Qwen/Qwen3-0.6B", "ARGS=max_batch_size=8")
+    planned = subprocess.run(["make", "-n", target, *asked], cwd=ROOT, check=True, capture_output=True, text=True)
+    line = planned.stdout.rstrip().splitlines()[-1]
+    name, *words = shlex.split(line.partition("-m podslice ")[2])
+    command = typer.main.get_command(commands.app).commands[name]  # type: ignore[attr-defined]
+    given = command.make_context(name, words).params
+    assert (given["port"], given["host"]) == (8123, "127.0.0.1")
+    assert "Qwen/Qwen3-0.6B" in str(given) and "max_batch_size=8" in str(given)
