@@ -23,7 +23,7 @@ from rich.table import Table
 
 from apps.llm.api import CacheNews
 from apps.llm.page_names import PageName
-from apps.llm.placement.choice import Choice, Load
+from apps.llm.placement.choice import CacheChoice, EngineLoad
 
 BLOCK_TOKENS = 512  # of Mooncake's traces
 
@@ -107,12 +107,12 @@ def missing_and_waiting() -> Policy:
 
 
 def podslice(count: int, max_share: float) -> Policy:
-    choice = Choice(count, BLOCK_TOKENS, max_share)
+    choice = CacheChoice(count, BLOCK_TOKENS, max_share)
 
     def choose(arrival: Arrival, replicas: list[Replica]) -> int:
         for number, replica in enumerate(replicas):
             choice.index.apply(number, replica.news())
-        loads = [Load(waiting=round(replica.waiting * BLOCK_TOKENS)) for replica in replicas]
+        loads = [EngineLoad(waiting=round(replica.waiting * BLOCK_TOKENS)) for replica in replicas]
         return choice.choose(arrival.blocks, len(arrival.blocks) * BLOCK_TOKENS, loads, arrival.at_s)
 
     return choose
@@ -175,7 +175,7 @@ def main(
         "podslice": podslice(replicas, max_share),
     }
     table = Table(
-        "Policy", "Hit rate", "Load share", "Wait p50", "p95", title=f"{len(arrivals)} requests of {trace.name}"
+        "Policy", "Hit rate", "EngineLoad share", "Wait p50", "p95", title=f"{len(arrivals)} requests of {trace.name}"
     )
     for name, policy in policies.items():
         found = run(arrivals, policy, replicas, blocks, utilization)

@@ -18,7 +18,7 @@ OPEN_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class EngineLoad:
     """What a cache's engine has to do."""
 
     waiting: int = 0  # tokens of prompts still to be computed
@@ -26,7 +26,7 @@ class Load:
     full: bool = False  # a request would wait for one of those to end
 
 
-class Choice:
+class CacheChoice:
     """Gives requests to caches: to the one with the fewest tokens to compute, its queue included at a discount. It
     chooses and reserves in one step, so a burst of requests does not run after one another to one cache.
 
@@ -39,7 +39,7 @@ class Choice:
         self._work = [0.0] * caches  # tokens that each was given to compute
         self._decayed = 0.0  # when that was last discounted
 
-    def choose(self, names: Sequence[PageName], tokens: int, loads: Sequence[Load], now: float) -> int:
+    def choose(self, names: Sequence[PageName], tokens: int, loads: Sequence[EngineLoad], now: float) -> int:
         """The number of the cache that a request goes to.
 
         Args:

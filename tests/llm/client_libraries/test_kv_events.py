@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from apps.llm.page_names import page_names, page_root
-from apps.llm.placement.choice import Choice, Load
+from apps.llm.placement.choice import CacheChoice, EngineLoad
 from apps.llm.text import Engine, SamplingParams
 from ray_configs.llm import EngineConfig
 from tests.llm.client_libraries.conftest import PROGRAMS, SIZES
@@ -58,11 +58,11 @@ def test_dynamo_sends_a_prompt_where_we_would(clients: Path, engine: Engine, por
     said = json.loads(out.splitlines()[-1])
     assert "Failed to decode" not in out + err
 
-    ours, (news,) = Choice(2, PAGE, max_share=1e9), engine.tokens.cache_news()
+    ours, (news,) = CacheChoice(2, PAGE, max_share=1e9), engine.tokens.cache_news()
     ours.index.apply(0, news)
     root = page_root(engine.capabilities.page_root, b"", ("", ""))
     named = [page_names(root, prompt, PAGE) for prompt in PROMPTS]
     assert said["blocks"] == [ours.index.found(names, 0.0) for names in named]
-    idle = [Load(), Load()]
+    idle = [EngineLoad(), EngineLoad()]
     chosen = [ours.choose(names, len(prompt), idle, 0.0) + 1 for names, prompt in zip(named, PROMPTS)]
     assert said["chosen"] == chosen == [1] * len(PROMPTS)

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import tools.route_trace
-from apps.llm.placement.choice import SLACK_TOKENS, Choice, Load
+from apps.llm.placement.choice import SLACK_TOKENS, CacheChoice, EngineLoad
 from tools.route_trace import Arrival, least_loaded, missing_and_waiting, podslice, read, run
 
-IDLE = [Load()] * 4
+IDLE = [EngineLoad()] * 4
 
 
 def names(*numbers: int) -> list[bytes]:
@@ -27,7 +27,7 @@ def names(*numbers: int) -> list[bytes]:
 )
 def test_no_cache_gets_more_than_its_share(asked: list[tuple[int, int, float]], max_share: float) -> None:
     """Of the work of late: the bound times the mean, and the slack and one request on top."""
-    choice, now = Choice(4, 16, max_share), 0.0
+    choice, now = CacheChoice(4, 16, max_share), 0.0
     for kind, tokens, later in asked:
         now += later
         choice.choose(names(*range(kind * 1000, kind * 1000 + tokens // 16)), tokens, IDLE, now)
@@ -37,22 +37,25 @@ def test_no_cache_gets_more_than_its_share(asked: list[tuple[int, int, float]], 
 
 
 def test_a_burst_with_a_new_prefix_goes_to_one_cache_until_it_has_its_share() -> None:
-    choice = Choice(2, 16, max_share=1e9)
+    choice = CacheChoice(2, 16, max_share=1e9)
     shared = names(*range(100))
-    chosen = [choice.choose([*shared, *names(1000 + number)], 101 * 16, [Load(), Load()], 0.0) for number in range(8)]
+    chosen = [
+        choice.choose([*shared, *names(1000 + number)], 101 * 16, [EngineLoad(), EngineLoad()], 0.0)
+        for number in range(8)
+    ]
     assert len(set(chosen)) == 1
 
 
 def test_a_full_engine_is_the_last_choice() -> None:
-    choice, shared = Choice(2, 16, max_share=1e9), names(*range(100))
-    first = choice.choose(shared, 1600, [Load(), Load()], 0.0)
-    loads = [Load(open=8, full=number == first) for number in range(2)]
+    choice, shared = CacheChoice(2, 16, max_share=1e9), names(*range(100))
+    first = choice.choose(shared, 1600, [EngineLoad(), EngineLoad()], 0.0)
+    loads = [EngineLoad(open=8, full=number == first) for number in range(2)]
     assert choice.choose(shared, 1600, loads, 0.0) == 1 - first
 
 
 def test_without_prefixes_it_is_the_least_busy() -> None:
-    choice = Choice(4, 16, max_share=1e9)
-    loads = [Load(open=3), Load(open=1), Load(waiting=300, open=1), Load(open=2)]
+    choice = CacheChoice(4, 16, max_share=1e9)
+    loads = [EngineLoad(open=3), EngineLoad(open=1), EngineLoad(waiting=300, open=1), EngineLoad(open=2)]
     assert choice.choose([], 10, loads, 0.0) == 1
 
 

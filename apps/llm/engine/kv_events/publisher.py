@@ -49,7 +49,7 @@ class BlockRemoved(msgspec.Struct, array_like=True, tag=True):
     medium: str = "GPU"
 
 
-class Batch(msgspec.Struct, array_like=True):
+class EventBatch(msgspec.Struct, array_like=True):
     ts: float  # seconds since 1970
     events: list[BlockStored | BlockRemoved]
     data_parallel_rank: int
@@ -179,7 +179,7 @@ class KVEventPublisher:
     def _publish(self, happened: list[StoredPage | PageName]) -> None:
         if not happened:
             return
-        batch = Batch(time.time(), as_events(happened, self._page_size, self._name_of), self._rank)
+        batch = EventBatch(time.time(), as_events(happened, self._page_size, self._name_of), self._rank)
         number, content = self._number.to_bytes(8, "big"), msgspec.msgpack.encode(batch)
         self._number += 1
         self._kept.append((number, content))

@@ -7,7 +7,7 @@ from typing import Any
 from apps.llm.engine.schedule.loop import Loop
 from apps.llm.engine.schedule.sequence import Sequence
 from apps.llm.page_names import page_names
-from apps.llm.placement.choice import Choice, Load
+from apps.llm.placement.choice import CacheChoice, EngineLoad
 from ray_configs.llm import EngineConfig
 
 
@@ -21,7 +21,7 @@ class RankChoice:
 
     def __init__(self, loops: list[Loop[Any]], config: EngineConfig):
         self._loops, self._config = loops, config
-        self._choice = Choice(len(loops), config.page_size, config.max_load_share)
+        self._choice = CacheChoice(len(loops), config.page_size, config.max_load_share)
         # Of each rank: sequences that are perhaps not computed yet, with their length as they came.
         self._arrived: list[list[tuple[Sequence, int]]] = [[] for _ in loops]
 
@@ -45,9 +45,9 @@ class RankChoice:
         self._arrived[rank].append((first, len(first.tokens)))
         return self._loops[rank]
 
-    def _load(self, rank: int) -> Load:
+    def _load(self, rank: int) -> EngineLoad:
         loop = self._loops[rank]
         left = [(seq, length) for seq, length in self._arrived[rank] if not seq.done and seq.computed < length]
         self._arrived[rank] = left
         waiting = sum(length - seq.computed for seq, length in left)
-        return Load(waiting, loop.open, loop.open >= loop.stepper.config.max_batch_size)
+        return EngineLoad(waiting, loop.open, loop.open >= loop.stepper.config.max_batch_size)
