@@ -175,7 +175,7 @@ def main(
         "podslice": podslice(replicas, max_share),
     }
     table = Table(
-        "Policy", "Hit rate", "EngineLoad share", "Wait p50", "p95", title=f"{len(arrivals)} requests of {trace.name}"
+        "Policy", "Hit rate", "Load share", "Wait p50", "p95", title=f"{len(arrivals)} requests of {trace.name}"
     )
     for name, policy in policies.items():
         found = run(arrivals, policy, replicas, blocks, utilization)

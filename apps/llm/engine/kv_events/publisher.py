@@ -1,4 +1,4 @@
-"""Publishes a DP rank's page events over ZeroMQ, in the form that vLLM's `kv_events.py` has had since 0.9.
+"""Publishes a DP rank's page events over ZeroMQ, in the form that vLLM has had since 0.9 (`vllm/distributed`).
 
 Each message of the PUB socket has three parts: the topic, the batch's number as 8 bytes in big-endian order, and
 `[time, events, DP rank]` in msgpack. An event is an array that begins with its kind. Hashes are unsigned 64-bit
