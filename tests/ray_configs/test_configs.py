@@ -12,6 +12,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 import ray_configs
 from ray_configs.applications.callers import CallerConfig
+from ray_configs.applications.kv_events import KVEvents
 from ray_configs.base import Config
 from ray_configs.capacity import Capacity, FlexStart, OnDemand, Queued, Reservation, Spot
 from ray_configs.cell import CellConfig
@@ -72,6 +73,7 @@ CONFIGS = (
     LLMConfig(model="gs://weights/llama", slice="v5e:2x4:4t", max_replicas=3, compile_cache=None),
     StableDiffusionConfig(sizes=("512x512", "768x768"), slice="v4:2x2x1"),
     CellConfig(name="test", slice="v5e:4x8", model_roots=("gs://b/models", "/gcs"), admins=("alice", "acl/bob")),
+    KVEvents(replay_endpoint="tcp://*:6557"),
     CallerConfig(weight=3, max_requests=8),
     TpuSlice("v5e", "4x8"),
     Head(cpus=4, pod={"spec": {"imagePullSecrets": [{"name": "registry"}]}}),
