@@ -1,5 +1,6 @@
 """What can be said at once of what this machine cannot serve. Replicas find all other problems with models."""
 
+import math
 import os
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,6 +12,13 @@ from ray_configs.stable_diffusion import StableDiffusionConfig
 
 PICTURES = {"PIL": "Pillow", "diffusers": "diffusers", "torch": "torch"}
 """Modules that pictures need, and the packages of the extra `stable-diffusion` that bring them."""
+
+
+def logical_cpus(serving: Serving) -> int:
+    """CPUs for a Ray of this machine alone. Each replica asks for what it needs on a node of its own; here they share
+    what there is, so there are no fewer than all of them ask for together."""
+    asked = sum(app.config.worker_cpus * app.config.max_replicas for app in serving.applications)
+    return max(os.cpu_count() or 1, math.ceil(asked))
 
 
 def refuse_impossible(serving: Serving) -> None:

@@ -27,8 +27,9 @@ from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, Loggi
 from apps.serving import private_ray, shutdown
 from apps.serving.logs import last_words
 from apps.serving.progress import Event, reason, tell
+from podslice.machine import logical_cpus
 from podslice.own_folder import with_own_folder
-from podslice.served import Serving, read
+from podslice.served import Serving, joins_a_cluster, read
 
 POLL_S = 0.2
 """Time between two status checks during the start."""
@@ -58,7 +59,14 @@ def main(kind: str, port: str, *arguments: str) -> None:
         ]
         tell({"stage": "starting Ray"})
         # No dashboard: it adds eleven processes. `serve run` starts it.
-        ray.init(namespace="serve", log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
+        cpus = None if joins_a_cluster() else logical_cpus(serving)
+        ray.init(
+            namespace="serve",
+            num_cpus=cpus,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            include_dashboard=False,
+        )
     except Exception as error:
         address = os.environ.get("RAY_ADDRESS")
         unset = "; without RAY_ADDRESS, a Ray of its own is started" if address and address in str(error) else ""

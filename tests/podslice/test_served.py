@@ -1,5 +1,6 @@
 """What `podslice serve` makes of its arguments, and what it refuses before anything starts."""
 
+import os
 import socket
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import pytest
 from ray._common.utils import get_ray_address_file
 
 from kuberay import Refusal
+from podslice.machine import logical_cpus
 from podslice.own_folder import FOLDER, named, with_own_folder
 from podslice.served import joins_a_cluster, read
 from ray_configs.llm import LLMConfig
@@ -133,6 +135,15 @@ def test_a_cluster_that_ray_start_left_here_is_joined(
     left.parent.mkdir()
     left.write_text("127.0.0.1:6379")
     assert left.is_relative_to(tmp_path) and joins_a_cluster()
+
+
+def test_a_ray_of_its_own_has_cpus_for_all_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the smallest machine: Ray would wait without end for a CPU that the other applications have."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    assert logical_cpus(read("llm", [], None)) == 2
+    assert logical_cpus(read("llm", ["max_replicas=3"], None)) == 3
+    whole = read("llm", ["ray_configs.catalog.local"], None)
+    assert logical_cpus(whole) >= sum(app.config.num_cpus for app in whole.applications)
 
 
 def test_a_home_that_cannot_be_written_keeps_nobody_from_serving(

@@ -37,7 +37,7 @@ from apps.llm.engine.execute.local import LocalDevices
 from apps.llm.engine.executor_protocol import ExecutorProvider
 from apps.llm.engine.grammar.matchers import AnyMatcher, Grammars
 from apps.llm.engine.interface import Vocabulary
-from apps.llm.engine.kv_events.publisher import publishers
+from apps.llm.engine.kv_events import publishers
 from apps.llm.engine.loading import allocate_and_compile, read_vocabulary
 from apps.llm.engine.model.split import Split
 from apps.llm.engine.schedule.answer import Answer

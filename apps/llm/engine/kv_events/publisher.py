@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from queue import Empty
 
@@ -22,7 +22,6 @@ import zmq
 from apps.llm.engine.kv_events.feed import PageFeed, StoredPage
 from apps.llm.page_names import PageName
 from ray_configs.applications.kv_events import KVEvents
-from ray_configs.llm import EngineConfig
 
 log = logging.getLogger(__name__)
 
@@ -93,22 +92,6 @@ def as_events(
 
 def as_integer(name: PageName) -> int:
     return int.from_bytes(name[:8], "big")
-
-
-def publishers(
-    config: EngineConfig, feeds: Sequence[Callable[[], PageFeed]], name_of: Callable[[bytes], str]
-) -> "list[KVEventPublisher]":
-    """One for each DP rank, whose `feeds` begin now; none unless the config asks for them. Raises ValueError."""
-    found: list[KVEventPublisher] = []
-    try:
-        if config.kv_events is not None:
-            for rank, feed in enumerate(feeds):
-                found.append(KVEventPublisher(config.kv_events, feed(), config.page_size, rank, name_of))
-    except ValueError:
-        for publisher in found:
-            publisher.close()
-        raise
-    return found
 
 
 class KVEventPublisher:
