@@ -1,10 +1,12 @@
 """What every config has in common."""
 
+import json
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     SerializerFunctionWrapHandler,
     StringConstraints,
@@ -17,6 +19,20 @@ NO_SUCH_FIELD = "extra_forbidden"
 """Pydantic's name of the error."""
 FEW = 16
 """Fields that a message may list."""
+
+
+def from_text(example: str) -> BeforeValidator:
+    """Parses the JSON that command lines pass for a field. The example is one, for the error's text."""
+
+    def parsed(value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            return json.loads(value)
+        except ValueError as error:
+            raise ValueError(f"must be JSON such as {example}: {error}") from None
+
+    return BeforeValidator(parsed)
 
 
 class Strict(BaseModel):

@@ -1,11 +1,10 @@
 """Weights and limits of a language model's callers, by the names of their API keys."""
 
-import json
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import BeforeValidator, Field, StringConstraints
+from pydantic import Field, StringConstraints
 
-from ray_configs.base import Config
+from ray_configs.base import Config, from_text
 
 ANONYMOUS = "anonymous"
 """Caller name of requests without a key."""
@@ -26,16 +25,7 @@ class CallerConfig(Config):
     (`prefix_cache_sharing`). None: this caller's own."""
 
 
-def _from_text(value: Any) -> Any:
-    """Parse the JSON that command lines pass."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except ValueError as error:
-        raise ValueError(f'must be JSON such as {{"alice": {{"weight": 3}}}}: {error}') from None
-
-
 Callers = Annotated[
-    dict[Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]*$")], CallerConfig], BeforeValidator(_from_text)
+    dict[Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]*$")], CallerConfig],
+    from_text('{"alice": {"weight": 3}}'),
 ]

@@ -1,16 +1,15 @@
 """Events of the prefix cache, for routers that follow it."""
 
-import json
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import Field, field_validator
 
-from ray_configs.base import Config
+from ray_configs.base import Config, from_text
 
 
 class KVEvents(Config):
     """Publishes what each DP rank's prefix cache stores and forgets over ZeroMQ, with the fields of vLLM's
-    `--kv-events-config`, so that the indexers of Dynamo, llm-d and vLLM's router follow it.
+    `--kv-events-config`. Dynamo's indexer follows it.
 
     The events hold the token ids of prompts and answers, and ZeroMQ asks nobody for a key: let only routers reach the
     ports.
@@ -40,14 +39,4 @@ class KVEvents(Config):
         return f"{address}:{int(port) + rank}"
 
 
-def _from_text(value: Any) -> Any:
-    """Parse the JSON that command lines pass."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except ValueError as error:
-        raise ValueError(f'must be JSON such as {{"endpoint": "tcp://*:5557"}}: {error}') from None
-
-
-PublishedEvents = Annotated[KVEvents | None, BeforeValidator(_from_text)]
+PublishedEvents = Annotated[KVEvents | None, from_text('{"endpoint": "tcp://*:5557"}')]

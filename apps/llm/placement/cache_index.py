@@ -12,8 +12,8 @@ a new prefix would otherwise spread over all caches until the first of them is c
 
 
 class CacheIndex:
-    """The names of the pages of `caches` prefix caches. Bounded by what they hold, which they announce. Not
-    thread-safe."""
+    """The names of the pages of `caches` prefix caches. Bounded by what they hold, which they announce, and by the
+    prompts of the last EXPECTED_S. Not thread-safe."""
 
     def __init__(self, caches: int):
         self.caches = caches
@@ -32,6 +32,7 @@ class CacheIndex:
                 _clear(self._having, name, bit)
         for name in news.stored:
             self._having[name] = self._having.get(name, 0) | bit
+            _clear(self._expecting, name, bit)  # from now on, its news say whether it has it
         for name in news.forgotten:
             _clear(self._having, name, bit)
 

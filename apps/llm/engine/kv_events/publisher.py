@@ -1,8 +1,9 @@
-"""Publishes a DP rank's page events over ZeroMQ, in the form that vLLM has had since 0.9 (`vllm/distributed`).
+"""Publishes a DP rank's page events over ZeroMQ, as vLLM does (`vllm/distributed`).
 
 Each message of the PUB socket has three parts: the topic, the batch's number as 8 bytes in big-endian order, and
 `[time, events, DP rank]` in msgpack. An event is an array that begins with its kind. Hashes are unsigned 64-bit
-integers: Dynamo's indexer drops batches with bytes in their place.
+integers. Arrays, because Dynamo 1.6.1 reads no batch that is a map, as vLLM's newest source writes it; and it drops
+batches with bytes in place of integers.
 
 Who has missed a batch sends its number to the replay socket, a ROUTER, and gets it and all that came after, then the
 number -1.
@@ -146,7 +147,7 @@ class KVEventPublisher:
             try:
                 self._answer_replays()
                 self._publish([event for event in happened if event is not None])
-            except zmq.ZMQError:
+            except Exception:  # else nobody would empty the feed any more
                 log.exception("page events could not be sent")
             if ends:
                 return
