@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -97,21 +97,32 @@ class ProgramSet:
         """Compile what has not been, several at a time if there are CPUs for it.
 
         Args:
-            progress: called in this thread after each, with its key and how many seconds it took.
+            progress: called in this thread after each, with its key and the seconds from its tracing to its end.
         """
 
-        def run(spec: ProgramSpec) -> tuple[Key, jax.stages.Compiled, float]:
-            began = time.monotonic()
+        def run(key: Key, lowered: jax.stages.Lowered, began: float) -> tuple[Key, jax.stages.Compiled, float]:
             with warming_up():
-                return spec.key, spec.compiled(), time.monotonic() - began
+                return key, lowered.compile(), time.monotonic() - began
+
+        def keep(done: Iterable[Future[tuple[Key, jax.stages.Compiled, float]]]) -> None:
+            for each in done:
+                key, program, seconds = each.result()
+                self._compiled[key] = program
+                progress(key, seconds)
 
         at_once = max(1, min(MOST_AT_ONCE, (os.cpu_count() or 1) // CPUS_A_PROGRAM))
         pool = ThreadPoolExecutor(at_once, "compiling")
+        running = set[Future[tuple[Key, jax.stages.Compiled, float]]]()
         try:
-            for done in as_completed([pool.submit(run, spec) for spec in self.missing()]):
-                key, program, seconds = done.result()
-                self._compiled[key] = program
-                progress(key, seconds)
+            # Python traces one program while XLA, which needs no interpreter, compiles others or reads them from disk.
+            for spec in self.missing():
+                began = time.monotonic()
+                with warming_up():
+                    lowered = spec.lowered()
+                running.add(pool.submit(run, spec.key, lowered, began))
+                done, running = wait(running, timeout=0)
+                keep(done)
+            keep(as_completed(running))
         finally:
             pool.shutdown(cancel_futures=True)
 
