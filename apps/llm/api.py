@@ -101,6 +101,9 @@ class TokenRequest(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     priority: int = 0  # a caller's waiting requests go by priority, lowest first, then by arrival
     cache_salts: tuple[str, ...] = ()  # shares cached prefixes only with requests of the same salts
     deadline_s: float | None = None  # it ends with an error so many seconds after its submission; None: never
+    moved: bool = False
+    """It was begun elsewhere: it goes before its caller's others of the same priority, and what was computed of it
+    before (prompt and answer so far) is not charged to its caller again."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True):
@@ -241,5 +244,5 @@ class EngineStats:
         """Combine the stats of several DP ranks. Compiles are counted per process, so they are the same for each."""
         of_all = {field.name: sum(getattr(part, field.name) for part in parts) for field in fields(cls)}
         for name in ("compiles_after_ready", "step_running_s"):
-            of_all[name] = max(getattr(part, name) for part in parts)
+            of_all[name] = max((getattr(part, name) for part in parts), default=0)
         return cls(**of_all)

@@ -187,7 +187,7 @@ class Scheduler:
         samples, count = stop == len(seq.tokens), stop - seq.computed
         self._planned[seq] = Work(seq, seq.computed, stop, samples, decoding, draft)
         self._budget -= count + len(draft)
-        seq.account.charge(count)
+        seq.account.charge(min(count, max(0, stop - seq.charged)))
         seq.computed = stop
         if samples:
             seq.tokens.append(UNREAD)

@@ -38,11 +38,14 @@ class Sequence:
     cached_tokens: int = 0  # prompt tokens whose KV pages were found in the prefix cache
     entered_ns: int = 0  # when it first had a slot, by `time.monotonic_ns`; 0: not yet
     done: bool = False
-    rank: tuple[int, int] = field(init=False)  # order among its caller's sequences, lowest first
+    rank: tuple[int, bool, int] = field(init=False)  # order among its caller's sequences, lowest first
+    charged: int = 0  # leading tokens that its caller was charged for elsewhere
     account: Account["Sequence"] = field(init=False, repr=False)  # its caller's, set by `Scheduler.add`
 
     def __post_init__(self) -> None:
-        self.rank = self.request.priority, self.arrival
+        self.rank = self.request.priority, not self.request.moved, self.arrival
+        if self.request.moved:
+            self.charged = len(self.tokens)
 
     @property
     def background(self) -> bool:

@@ -94,11 +94,14 @@ class Serving(RuleBasedStateMachine):
         reusable: int = 40,
         priority: int = 0,
         caller: Caller = CALLER,
+        moved: bool = False,
     ) -> Sequence:
         prompt = prompt[: self.longest - 1]
         limit = min(len(prompt) + answer, self.longest)
         arrival = next(self.arrivals)
-        request = TokenRequest(id=arrival, prompt_ids=tuple(prompt), limit=limit, priority=priority, caller=caller)
+        request = TokenRequest(
+            id=arrival, prompt_ids=tuple(prompt), limit=limit, priority=priority, caller=caller, moved=moved
+        )
         seq = Sequence(request, arrival, limit, list(prompt), len(prompt), needs_last_token=needs_last_token)
         seq.reusable = reusable
         self.device.truth[seq] = list(prompt)
@@ -258,6 +261,20 @@ def test_the_lowest_priority_goes_first_and_of_equals_the_first() -> None:
         machine.step()
         order += [name for name, seq in asked.items() if seq.slot is not None and name not in order]
     assert [name for _, name in order] == ["d", "b", "a", "c"]
+
+
+def test_what_was_begun_elsewhere_goes_first_in_its_class_and_is_not_charged_again() -> None:
+    machine = Serving()
+    machine.start(pages=14, batch=1, budget=20, reuse=False)
+    machine.ask([7] * 3, 1)
+    machine.step()  # it has the slot
+    asked = [machine.ask([7] * 3, 1), machine.ask([7] * 3, 1, moved=True), machine.ask([7] * 3, 1, priority=-1)]
+    assert machine.scheduler.waiting == [asked[2], asked[1], asked[0]]
+    served = asked[0].account.served
+    while machine.open:
+        machine.step()
+    assert asked[0].account.served - served == 3 + 3, "the prompts of the two others: nothing follows a last token"
+    machine.teardown()
 
 
 def test_the_background_gives_its_place_up_and_takes_it_again() -> None:
