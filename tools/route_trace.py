@@ -112,7 +112,9 @@ def podslice(count: int, max_share: float) -> Policy:
     def choose(arrival: Arrival, replicas: list[Replica]) -> int:
         for number, replica in enumerate(replicas):
             choice.index.apply(number, replica.news())
-        loads = [EngineLoad(waiting=round(replica.waiting * BLOCK_TOKENS)) for replica in replicas]
+        loads = {
+            number: EngineLoad(waiting=round(replica.waiting * BLOCK_TOKENS)) for number, replica in enumerate(replicas)
+        }
         return choice.choose(arrival.blocks, len(arrival.blocks) * BLOCK_TOKENS, loads, arrival.at_s)
 
     return choose

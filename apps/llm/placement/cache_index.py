@@ -23,6 +23,22 @@ class CacheIndex:
         self._until: dict[tuple[PageName, int], float] = {}
         self._expiring: deque[tuple[float, int, PageName]] = deque()  # soonest first
 
+    def add(self) -> int:
+        """The number of one cache more."""
+        self.caches += 1
+        self.numbers.append(0)
+        return self.caches - 1
+
+    def clear(self, cache: int) -> None:
+        """Forget what a cache has and what is expected of it, and the number of its news."""
+        bit = 1 << cache
+        for bits in (self._having, self._expecting):
+            for name in [name for name, caches in bits.items() if caches & bit]:
+                _clear(bits, name, bit)
+        for name, of in [key for key in self._until if key[1] == cache]:
+            del self._until[name, of]
+        self.numbers[cache] = 0
+
     def apply(self, cache: int, news: CacheNews) -> None:
         """Take in what a cache has stored and forgotten."""
         self.numbers[cache] = news.number

@@ -1,6 +1,6 @@
 """Chooses a prefix cache for each request."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from apps.llm.page_names import PageName
@@ -37,24 +37,45 @@ class CacheChoice:
     def __init__(self, caches: int, page_size: int, max_share: float):
         self.index, self.page_size, self.max_share = CacheIndex(caches), page_size, max_share
         self._work = [0.0] * caches  # tokens that each was given to compute
+        self._removed = set[int]()
         self._decayed = 0.0  # when that was last discounted
 
-    def choose(self, names: Sequence[PageName], tokens: int, loads: Sequence[EngineLoad], now: float) -> int:
+    def add(self) -> int:
+        """The number of one cache more, perhaps that of one that was removed.
+
+        It has nothing yet, and as much work behind it as the others at the mean: it is not to be given all that comes
+        until it has caught up.
+        """
+        others = [work for cache, work in enumerate(self._work) if cache not in self._removed]
+        mean = sum(others) / len(others) if others else 0.0
+        if self._removed:
+            cache = self._removed.pop()
+            self._work[cache] = mean
+            return cache
+        self._work.append(mean)
+        return self.index.add()
+
+    def remove(self, cache: int) -> None:
+        """A cache is gone, with all that it had."""
+        self.index.clear(cache)
+        self._removed.add(cache)
+
+    def choose(self, names: Sequence[PageName], tokens: int, loads: Mapping[int, EngineLoad], now: float) -> int:
         """The number of the cache that a request goes to.
 
         Args:
             names: of its prompt's full pages, as many as may be reused.
             tokens: of the prompt.
-            loads: of each cache's engine.
+            loads: of each cache's engine, by the cache's number; one that is absent gets nothing.
             now: seconds, by a clock that does not go back.
         """
         missing = [max(1, tokens - found * self.page_size) for found in self.index.found(names, now)]
         self._decay(now)
-        total, caches = sum(self._work), range(len(loads))
-        least = min(caches, key=lambda cache: self._work[cache])
+        total = sum(self._work[cache] for cache in loads)
+        least = min(loads, key=lambda cache: self._work[cache])
         fair = [
             cache
-            for cache in caches
+            for cache in loads
             if cache == least or self._work[cache] <= self.max_share * total / len(loads) + SLACK_TOKENS
         ]
 

@@ -63,6 +63,6 @@ def test_dynamo_sends_a_prompt_where_we_would(clients: Path, engine: Engine, por
     root = page_root(engine.capabilities.page_root, b"", ("", ""))
     named = [page_names(root, prompt, PAGE) for prompt in PROMPTS]
     assert said["blocks"] == [ours.index.found(names, 0.0) for names in named]
-    idle = [EngineLoad(), EngineLoad()]
+    idle = {0: EngineLoad(), 1: EngineLoad()}
     chosen = [ours.choose(names, len(prompt), idle, 0.0) + 1 for names, prompt in zip(named, PROMPTS)]
     assert said["chosen"] == chosen == [1] * len(PROMPTS)

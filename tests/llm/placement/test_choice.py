@@ -14,7 +14,7 @@ import tools.route_trace
 from apps.llm.placement.choice import SLACK_TOKENS, CacheChoice, EngineLoad
 from tools.route_trace import Arrival, least_loaded, missing_and_waiting, podslice, read, run
 
-IDLE = [EngineLoad()] * 4
+IDLE = {number: EngineLoad() for number in range(4)}
 
 
 def names(*numbers: int) -> list[bytes]:
@@ -40,7 +40,7 @@ def test_a_burst_with_a_new_prefix_goes_to_one_cache_until_it_has_its_share() ->
     choice = CacheChoice(2, 16, max_share=1e9)
     shared = names(*range(100))
     chosen = [
-        choice.choose([*shared, *names(1000 + number)], 101 * 16, [EngineLoad(), EngineLoad()], 0.0)
+        choice.choose([*shared, *names(1000 + number)], 101 * 16, {0: EngineLoad(), 1: EngineLoad()}, 0.0)
         for number in range(8)
     ]
     assert len(set(chosen)) == 1
@@ -48,14 +48,15 @@ def test_a_burst_with_a_new_prefix_goes_to_one_cache_until_it_has_its_share() ->
 
 def test_a_full_engine_is_the_last_choice() -> None:
     choice, shared = CacheChoice(2, 16, max_share=1e9), names(*range(100))
-    first = choice.choose(shared, 1600, [EngineLoad(), EngineLoad()], 0.0)
-    loads = [EngineLoad(open=8, full=number == first) for number in range(2)]
+    first = choice.choose(shared, 1600, {0: EngineLoad(), 1: EngineLoad()}, 0.0)
+    loads = {number: EngineLoad(open=8, full=number == first) for number in range(2)}
     assert choice.choose(shared, 1600, loads, 0.0) == 1 - first
 
 
 def test_without_prefixes_it_is_the_least_busy() -> None:
     choice = CacheChoice(4, 16, max_share=1e9)
-    loads = [EngineLoad(open=3), EngineLoad(open=1), EngineLoad(waiting=300, open=1), EngineLoad(open=2)]
+    every = [EngineLoad(open=3), EngineLoad(open=1), EngineLoad(waiting=300, open=1), EngineLoad(open=2)]
+    loads = dict(enumerate(every))
     assert choice.choose([], 10, loads, 0.0) == 1
 
 

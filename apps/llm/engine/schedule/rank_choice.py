@@ -40,7 +40,7 @@ class RankChoice:
                 index.apply(rank, loop.cache_news(index.numbers[rank]))
         else:
             names = []
-        loads = [self._load(rank) for rank in range(len(self._loops))]
+        loads = {rank: self._load(rank) for rank in range(len(self._loops))}
         rank = self._choice.choose(names, len(first.tokens), loads, time.monotonic())
         self._arrived[rank].append((first, len(first.tokens)))
         return self._loops[rank]
