@@ -1,0 +1,96 @@
+"""The engines of a fleet, and which of them a request goes to."""
+
+import time
+from collections.abc import Callable, Iterator
+
+from apps.llm.api import Capabilities, EngineStats, TokenOutput
+from apps.llm.engine.interface import TokenEngine
+from apps.llm.placement.choice import CacheChoice, EngineLoad
+from apps.llm.router.journey import Journey
+
+PREFILL_IN_FLIGHT = 16_384
+"""Tokens of moved requests that an engine may have to compute at a time; one request of any length always may."""
+
+Taken = Callable[["Member", list[TokenOutput]], None]
+
+
+class Member:
+    """One engine, and the requests that it has of this fleet.
+
+    Args:
+        taken: gets its outputs, from its thread.
+    """
+
+    def __init__(self, name: str, engine: TokenEngine, taken: Taken):
+        self.name, self.engine, self._taken = name, engine, taken
+        self.capabilities: Capabilities = engine.capabilities
+        self.journeys: dict[int, Journey] = {}  # by the ids that the engine knows
+        self.caches: list[int] = []  # numbers of its DP ranks' caches
+
+    def sink(self, outputs: list[TokenOutput]) -> None:
+        """See `Sink`: of all requests that the engine has of this fleet, so that a step's outputs stay together."""
+        self._taken(self, outputs)
+
+    def has_room_for(self, journey: Journey) -> bool:
+        """Whether it takes a request that has moved, beside others of those."""
+        held = sum(each.missing for each in self.journeys.values() if each.moved)
+        return not held or held + journey.length <= PREFILL_IN_FLIGHT
+
+    def load(self) -> EngineLoad:
+        """What each of its ranks has to do: what this fleet has sent, or what the engine says if others sent more."""
+        stats: EngineStats = self.engine.stats()
+        ranks = len(self.caches)
+        waiting = sum(each.missing for each in self.journeys.values())
+        sequences = max(len(self.journeys), stats.running + stats.waiting)
+        return EngineLoad(waiting // ranks, sequences // ranks, sequences >= self.capabilities.max_batch_size)
+
+
+class Engines:
+    """Those that get requests, by their caches and loads. Not thread-safe."""
+
+    def __init__(self, capabilities: Capabilities, max_load_share: float, clock: Callable[[], float] = time.monotonic):
+        self._page_root, self._page_size, self._clock = capabilities.page_root, capabilities.page_size, clock
+        self._members: dict[TokenEngine, Member] = {}
+        self._choice = CacheChoice(0, self._page_size, max_load_share)
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(list(self._members.values()))
+
+    def add(self, member: Member) -> None:
+        member.caches = [self._choice.add() for _ in member.engine.cache_news()]
+        self._members[member.engine] = member
+
+    def remove(self, engine: TokenEngine) -> Member | None:
+        """Take a member out, and forget what it has cached; None if it is not here any more."""
+        member = self._members.pop(engine, None)
+        for cache in () if member is None else member.caches:
+            self._choice.remove(cache)
+        return member
+
+    def choose(self, journey: Journey) -> Member | None:
+        """The engine for a request, reserved for it; None if none takes it now."""
+        journey.missing = journey.length
+        members = [each for each in self if not journey.moved or each.has_room_for(journey)]
+        if len(members) < 2:
+            return members[0] if members else None
+        by_cache = dict[int, Member]()
+        loads = dict[int, EngineLoad]()
+        for member in members:
+            self._hear(member)
+            by_cache |= dict.fromkeys(member.caches, member)
+            loads |= dict.fromkeys(member.caches, member.load())
+        names, now = journey.names(self._page_root, self._page_size), self._clock()
+        found = self._choice.index.found(names, now)
+        cache = self._choice.choose(names, journey.length, loads, now)
+        journey.missing -= found[cache] * self._page_size
+        return by_cache[cache]
+
+    def _hear(self, member: Member) -> None:
+        """Take in what its caches have stored and forgotten."""
+        index = self._choice.index
+        since = [index.numbers[cache] for cache in member.caches]
+        for cache, news in zip(member.caches, member.engine.cache_news(since), strict=True):
+            index.apply(cache, news)

@@ -1,0 +1,101 @@
+"""A request on its way through a fleet: where it is, and what its reader has of it."""
+
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from apps.llm.api import Sink, TokenOutput, TokenRequest
+from apps.llm.page_names import PageName, page_names, page_root
+
+if TYPE_CHECKING:
+    from apps.llm.router.engines import Member
+
+LATE = "the request's deadline has passed"
+
+
+@dataclass(eq=False, slots=True)
+class Group:
+    """Requests that were submitted together: they share a prompt and a grammar, and are queued all or none."""
+
+    journeys: "list[Journey]"
+    queued: "Future[None]" = field(default_factory=Future)
+    compiling: "Future[None] | None" = None  # an engine's word that it has queued them
+
+
+@dataclass(eq=False, slots=True)
+class Journey:
+    """One request."""
+
+    request: TokenRequest
+    sink: Sink
+    ends: float | None  # when its deadline passes, by the fleet's clock; None: never
+    number: int  # in the order of arrival
+    group: Group | None = None  # until it is queued for the first time
+    member: "Member | None" = None  # whose engine has it; None: it waits for one
+    id: int = 0  # by which that engine knows it
+    tokens: list[int] = field(default_factory=list)  # the answer so far
+    cached_tokens: int = 0  # of its prompt, where it first ran
+    entered: bool = False  # has left a queue, anywhere
+    runs: bool = False  # has left the queue where it is
+    moved: bool = False
+    aborted: bool = False
+    missing: int = 0  # tokens that its engine has to compute before its next one comes
+    fatal: int = 0  # engines that died with it, one after another, since its last token
+
+    @property
+    def length(self) -> int:
+        """Tokens to compute before its next one, if nothing of it is cached."""
+        return len(self.request.prompt_ids) + len(self.request.suffix or ()) + len(self.tokens)
+
+    @property
+    def urgency(self) -> tuple[float, int]:
+        """The order in which those that wait for an engine go."""
+        return (float("inf") if self.ends is None else self.ends), self.number
+
+    def _left(self, now: float) -> float | None:
+        return None if self.ends is None else max(0.0, self.ends - now)
+
+    def beginning(self, now: float) -> TokenRequest:
+        """The request as the first engine gets it, perhaps after a wait."""
+        return self.request if self.ends is None else msgspec.structs.replace(self.request, deadline_s=self._left(now))
+
+    def continuation(self, id: int, now: float) -> TokenRequest:
+        """The rest of it, as a request for another engine."""
+        return msgspec.structs.replace(
+            self.request,
+            id=id,
+            answer_ids=(*self.request.answer_ids, *self.tokens),
+            deadline_s=self._left(now),
+            moved=True,
+        )
+
+    def names(self, model: PageName, page_size: int) -> list[PageName]:
+        """Of its full pages so far, without that of its last token, which is computed in any case."""
+        request = self.request
+        root = page_root(model, request.adapter or b"", request.cache_salts)
+        return page_names(root, [*request.prompt_ids, *request.answer_ids, *self.tokens][:-1], page_size)
+
+    def seen(self, output: TokenOutput) -> TokenOutput:
+        """Note an output of its engine; returns it as its reader sees it."""
+        if output.token_ids:
+            self.tokens += output.token_ids
+            self.missing = self.fatal = 0
+        if output.entered_ns:
+            self.runs = True
+            if not self.entered:
+                self.entered, self.cached_tokens = True, output.cached_tokens
+        if not self.moved:
+            return output
+        return msgspec.structs.replace(output, request=self.request.id, cached_tokens=self.cached_tokens)
+
+    def last(self, reason: str, of_answer: bool = True) -> TokenOutput:
+        """An output that ends it with an error."""
+        return TokenOutput(
+            request=self.request.id,
+            finish_reason="error",
+            error=reason,
+            of_answer=of_answer,
+            cached_tokens=self.cached_tokens,
+        )

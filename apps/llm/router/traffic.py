@@ -1,0 +1,292 @@
+"""The requests of a fleet: from their first engine to the last."""
+
+import itertools
+import logging
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import CancelledError, Future
+
+from apps.llm.api import EngineStopped, QueueFull, RequestError, Sink, TokenOutput, TokenRequest, UnknownAdapter
+from apps.llm.engine.interface import TokenEngine
+from apps.llm.router.engines import Engines, Member
+from apps.llm.router.journey import LATE, Group, Journey
+
+log = logging.getLogger("podslice")
+
+MOST_FATAL = 5
+"""A request whose engines die one after another before it gets a token ends with an error: it may be the reason."""
+FIRST_MOVED_ID = 2**40
+"""Ids of moved requests begin here; the others keep theirs."""
+
+
+class Traffic:
+    """Gives requests to engines, hands on what they send, and moves what an engine cannot finish. Thread-safe.
+
+    Args:
+        engines: at first none.
+        clock: seconds, never back.
+    """
+
+    def __init__(self, engines: Engines, clock: Callable[[], float]):
+        self.engines, self._clock = engines, clock
+        self._lock = threading.RLock()  # held while outputs are handed on, so that none overtakes another
+        self._journeys: dict[int, Journey] = {}  # by the ids of whoever submitted them
+        self._homeless: list[Journey] = []  # wait for an engine
+        self._numbers, self._moved_ids = itertools.count(), itertools.count(FIRST_MOVED_ID)
+        self._closed = False
+        self.moves = 0
+        """Requests that went on in another engine, in all."""
+
+    @property
+    def open(self) -> int:
+        return len(self._journeys)
+
+    @property
+    def homeless(self) -> int:
+        """Requests that wait for an engine."""
+        return len(self._homeless)
+
+    def enter(self, engine: TokenEngine, name: str) -> None:
+        """Give requests to this engine too, from now on."""
+        with self._lock:
+            self.engines.add(Member(name, engine, self._take))
+            self._place()
+
+    def leave(self, engine: TokenEngine) -> None:
+        """Give this engine no more requests, and move those that it has: it is drained."""
+        with self._lock:
+            if (member := self.engines.remove(engine)) is not None:
+                moving = list(member.journeys.values())
+                engine.abort([journey.id for journey in moving])
+                self._move(member, moving, "is drained")
+
+    def lost(self, engine: TokenEngine, reason: str) -> None:
+        """This engine is gone: move what it had."""
+        with self._lock:
+            if (member := self.engines.remove(engine)) is not None:
+                died = list(member.journeys.values())
+                for journey in died:
+                    journey.fatal += journey.runs
+                self._move(member, died, reason)
+
+    def submit(self, requests: Sequence[TokenRequest], sink: Sink) -> "Future[None]":
+        """See `TokenEngine.submit`. Without an engine, requests wait for one: they are queued here."""
+        now = self._clock()
+        group = Group([])
+        for request in requests:
+            ends = None if request.deadline_s is None else now + request.deadline_s
+            group.journeys.append(Journey(request, sink, ends, next(self._numbers), group, id=request.id))
+        with self._lock:
+            if self._closed:
+                raise EngineStopped("the engine is shutting down")
+            self._journeys |= {journey.request.id: journey for journey in group.journeys}
+            self._begin(group)
+        group.queued.add_done_callback(lambda queued: self._cancelled(group) if queued.cancelled() else None)
+        return group.queued
+
+    def _begin(self, group: Group) -> None:
+        """Queue requests for the first time, together."""
+        first = group.journeys[0]
+        member = self.engines.choose(first)
+        if member is None:
+            self._homeless += group.journeys
+            if first.request.grammar is None and not group.queued.done():
+                group.queued.set_result(None)
+            return
+        now = self._clock()
+        for journey in group.journeys:
+            member.journeys[journey.id], journey.member = journey, member
+        try:
+            done = member.engine.submit([journey.beginning(now) for journey in group.journeys], member.sink)
+        except BaseException as error:
+            done = Future()
+            done.set_exception(error)
+        group.compiling = done
+        done.add_done_callback(lambda done: self._begun(group, member, done))
+
+    def _begun(self, group: Group, member: Member, done: "Future[None]") -> None:
+        with self._lock:
+            if group.compiling is not done:  # they were given to another engine since
+                return
+            error = CancelledError() if done.cancelled() else done.exception()
+            if isinstance(error, EngineStopped):
+                self.lost(member.engine, str(error))
+                return
+            for journey in group.journeys:
+                journey.group = None
+            told = group.queued.done()  # that they are queued, while they waited here for an engine
+            if told and error is not None:
+                self._refused(group.journeys, error)
+            elif error is not None:
+                self._drop(group)
+        if not told and group.queued.set_running_or_notify_cancel():
+            if error is None:
+                group.queued.set_result(None)
+            else:
+                group.queued.set_exception(error)
+
+    def _cancelled(self, group: Group) -> None:
+        """Nobody wants to know any more whether these are queued, nor what comes of them."""
+        with self._lock:
+            if group.compiling is not None:
+                group.compiling.cancel()
+            for journey in group.journeys:
+                if journey.member is not None:
+                    journey.member.engine.abort([journey.id])
+            self._drop(group)
+
+    def _drop(self, group: Group) -> None:
+        for journey in group.journeys:
+            self._end(journey)
+
+    def _refused(self, journeys: Iterable[Journey], error: BaseException) -> None:
+        """End requests that an engine does not take, after their readers were told that they are queued."""
+        for journey in journeys:
+            self._end(journey)
+            field = error.field if isinstance(error, RequestError) else None
+            output = TokenOutput(
+                request=journey.request.id, finish_reason="error", error=str(error), of_answer=True, at_fault=field
+            )
+            journey.sink([output])
+
+    def abort(self, ids: Sequence[int]) -> None:
+        """See `TokenEngine.abort`."""
+        with self._lock:
+            for id in ids:
+                journey = self._journeys.get(id)
+                if journey is None:
+                    continue
+                journey.aborted = True
+                if journey.member is not None:
+                    journey.member.engine.abort([journey.id])
+                else:
+                    self._end(journey)
+                    journey.sink([TokenOutput(request=id, finish_reason="abort", cached_tokens=journey.cached_tokens)])
+
+    def _take(self, member: Member, outputs: list[TokenOutput]) -> None:
+        """Hand a member's outputs on. Called by its thread."""
+        with self._lock:
+            by_sink: dict[Sink, list[TokenOutput]] = {}
+            failed: str | None = None
+            settled = False
+            for output in outputs:
+                journey = member.journeys.get(output.request)
+                if journey is None:  # moved, or ended
+                    continue
+                if output.finish_reason in ("error", "abort") and self._goes_on(journey, output):
+                    failed = failed or output.error or "ended a request that nobody ended"
+                    continue
+                settled |= journey.missing > 0 and bool(output.token_ids or output.finish_reason)
+                seen = journey.seen(output)
+                if output.finish_reason is not None:
+                    self._end(journey)
+                by_sink.setdefault(journey.sink, []).append(seen)
+            for sink, theirs in by_sink.items():
+                sink(theirs)
+            if failed is not None:
+                self.lost(member.engine, failed)
+            elif settled and self._homeless:
+                self._place()
+
+    @staticmethod
+    def _goes_on(journey: Journey, output: TokenOutput) -> bool:
+        """Whether the engine, and not the request, is the reason of its end."""
+        if output.finish_reason == "abort":
+            return not journey.aborted
+        return not output.of_answer and output.at_fault is None
+
+    def _end(self, journey: Journey) -> None:
+        self._journeys.pop(journey.request.id, None)
+        if journey.member is not None:
+            journey.member.journeys.pop(journey.id, None)
+            journey.member = None
+        elif journey in self._homeless:
+            self._homeless.remove(journey)
+
+    def _move(self, member: Member, journeys: list[Journey], reason: str) -> None:
+        """Let requests of a member wait for another one."""
+        member.journeys.clear()
+        if journeys:
+            log.warning("%s %s: %d requests go on elsewhere", member.name, reason, len(journeys))
+        for journey in journeys:
+            journey.member, journey.runs = None, False
+            if journey.aborted:
+                self._end(journey)
+                output = TokenOutput(request=journey.request.id, finish_reason="abort")
+                journey.sink([output])
+            elif journey.fatal >= MOST_FATAL:
+                self._end(journey)
+                journey.sink([journey.last(f"{journey.fatal} engines ended with it, one after another: {reason}")])
+            else:
+                journey.moved = journey.moved or journey.group is None
+                self._homeless.append(journey)
+        self._place()
+
+    def _place(self) -> None:
+        """Give waiting requests to engines, the most urgent first, as long as those take more."""
+        self._homeless.sort(key=lambda journey: journey.urgency)
+        begun = set[int]()
+        for journey in list(self._homeless):
+            if not len(self.engines):
+                return
+            if journey.member is not None or journey not in self._homeless:
+                continue
+            if journey.group is not None:
+                group = journey.group
+                if id(group) not in begun:
+                    begun.add(id(group))
+                    self._homeless = [each for each in self._homeless if each.group is not group]
+                    self._begin(group)
+                continue
+            member = self.engines.choose(journey)
+            if member is None:
+                return
+            self._homeless.remove(journey)
+            self._continue(journey, member)
+
+    def _continue(self, journey: Journey, member: Member) -> None:
+        journey.id, journey.member, journey.moved = next(self._moved_ids), member, True
+        member.journeys[journey.id] = journey
+        self.moves += 1
+        try:
+            done = member.engine.submit([journey.continuation(journey.id, self._clock())], member.sink)
+        except BaseException as error:
+            done = Future()
+            done.set_exception(error)
+        done.add_done_callback(lambda done: self._continued(journey, member, done))
+
+    def _continued(self, journey: Journey, member: Member, done: "Future[None]") -> None:
+        error = None if done.cancelled() else done.exception()
+        if error is None:
+            return
+        with self._lock:
+            if journey.member is not member:
+                return
+            if isinstance(error, EngineStopped):
+                self.lost(member.engine, str(error))
+            elif isinstance(error, QueueFull | UnknownAdapter):  # tried again at the next tick
+                member.journeys.pop(journey.id, None)
+                journey.member = None
+                self._homeless.append(journey)
+            else:
+                self._refused([journey], error)
+
+    def look(self) -> None:
+        """End what waits here beyond its deadline, and place what can be placed."""
+        with self._lock:
+            now = self._clock()
+            for journey in [each for each in self._homeless if each.ends is not None and each.ends <= now]:
+                self._end(journey)
+                journey.sink([journey.last(LATE)])
+            if self._homeless:
+                self._place()
+
+    def close(self) -> None:
+        """End all requests with an error that says so."""
+        with self._lock:
+            self._closed = True
+            for journey in list(self._journeys.values()):
+                if journey.member is not None:
+                    journey.member.engine.abort([journey.id])
+                self._end(journey)
+                journey.sink([journey.last("the engine was shut down", of_answer=False)])
