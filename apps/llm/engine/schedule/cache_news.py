@@ -1,55 +1,18 @@
-"""What a page pool has stored and forgotten, for those who send requests to where their prefix is."""
+"""What a page pool has stored and forgotten, told to those who want the pages' tokens too."""
 
-import threading
-from collections import deque
-from itertools import islice
-
-from apps.llm.api import CacheNews
 from apps.llm.engine.kv_events.feed import PageFeed
 from apps.llm.page_names import PageName
-
-KEPT = 4096
-"""Events that are kept; who has missed one of them gets all names."""
+from apps.llm.placement.cache_log import CacheLog
 
 
-class CacheLog:
-    """The names of a pool's pages, and what changed last. The pool's thread writes it, any thread reads it."""
+class PoolLog(CacheLog):
+    """A page pool's log. The pool's thread writes it, any thread reads it."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.feed: PageFeed | None = None  # hears of the same, with the pages' tokens
-        self._lock = threading.Lock()
-        self._names: dict[PageName, None] = {}
-        self._events: deque[tuple[PageName, bool]] = deque(maxlen=KEPT)  # the name, and whether it was stored
-        self._number = 0  # of events so far
-
-    def stored(self, name: PageName) -> None:
-        with self._lock:
-            self._names[name] = None
-            self._note(name, True)
 
     def forgot(self, name: PageName) -> None:
-        with self._lock:
-            del self._names[name]
-            self._note(name, False)
+        super().forgot(name)
         if self.feed is not None:
             self.feed.forgot(name)
-
-    def _note(self, name: PageName, stored: bool) -> None:
-        self._events.append((name, stored))
-        self._number += 1
-
-    def since(self, number: int) -> CacheNews:
-        """What changed since the news of this number; all names, if that is too long ago or never was."""
-        with self._lock:
-            missed = self._number - number
-            if number <= 0 or not 0 <= missed <= len(self._events):
-                return CacheNews(number=self._number, whole=True, stored=tuple(self._names))
-            # Of each name, the last event counts.
-            last: dict[PageName, bool] = {}
-            for name, stored in islice(reversed(self._events), missed):
-                last.setdefault(name, stored)
-            return CacheNews(
-                number=self._number,
-                stored=tuple(name for name, stored in last.items() if stored),
-                forgotten=tuple(name for name, stored in last.items() if not stored),
-            )

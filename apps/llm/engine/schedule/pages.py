@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from apps.llm.engine.schedule.cache_news import CacheLog
+from apps.llm.engine.schedule.cache_news import PoolLog
 from apps.llm.page_names import PageName
 
 
@@ -18,7 +18,7 @@ class PagePool:
 
     total: int
     reuse: bool = True
-    news: CacheLog = field(default_factory=CacheLog)
+    news: PoolLog = field(default_factory=PoolLog)
     _free: OrderedDict[int, None] = field(init=False)  # oldest first
     _users: dict[int, int] = field(init=False, default_factory=dict)  # page -> sequences that hold it
     _page_of: dict[PageName, int] = field(init=False, default_factory=dict)

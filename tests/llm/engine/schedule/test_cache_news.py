@@ -12,11 +12,11 @@ import pytest
 import safetensors.numpy
 
 from apps.llm.api import CacheNews
-from apps.llm.engine.schedule.cache_news import KEPT
 from apps.llm.engine.schedule.pages import PagePool
 from apps.llm.engine.weights.digest import SAMPLE, SAMPLES, model_digest
 from apps.llm.engine.weights.model import Model
 from apps.llm.page_names import model_root, page_name, page_root
+from apps.llm.placement.cache_log import KEPT
 from apps.llm.text import Engine, SamplingParams
 from ray_configs.llm import EngineConfig
 
