@@ -40,6 +40,9 @@ ABSENT = {
     "apps.llm.text": ("jax", "ray", "torch", "fastapi", "transformers", "tokenizers"),
     "apps.llm.engine.engine": ("ray", "torch", "fastapi"),
     "apps.llm.engine.hosts.worker": ("ray", "torch", "fastapi"),
+    "apps.llm.router.wire.remote, apps.llm.router.wire.served": (
+        *("jax", "ray", "torch", "fastapi", "transformers", "apps.llm.text", "apps.llm.engine.engine"),
+    ),
     "apps.llm.http.app": ("jax", "ray", "torch", "transformers", "apps.llm.engine.engine", "opentelemetry.sdk"),
     "apps.llm.served.text_model": ("jax", "ray", "torch", "transformers", "apps.llm.engine.engine", "opentelemetry"),
     "apps.llm.slice": ("jax", "torch", "transformers"),

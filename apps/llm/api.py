@@ -144,7 +144,7 @@ class TokenScore(NamedTuple):
     likeliest_logprob: float
 
 
-class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
+class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What is new of one request."""
 
     request: int  # its id
