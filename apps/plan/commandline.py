@@ -113,7 +113,8 @@ def _plan_llm(config: LLMConfig, lengths: tuple[Any, ...], criteria: tuple[Any, 
         if criteria is None:
             with _alive(f"compiling the programs of {config.model} for {config.slice}"):
                 return planner.plan(workload), text.show
-        return search.search(workload, search.Criteria(*criteria), _tell), text.show_search
+        with _alive(f"looking for a slice for {config.model}") as tell:
+            return search.search(workload, search.Criteria(*criteria), tell), text.show_search
     except (CheckpointError, UnsupportedModel, NoCompiler, ValueError) as error:
         raise ConfigError(str(error)) from error
 
@@ -125,8 +126,10 @@ def _plan_images(config: StableDiffusionConfig, counts: tuple[int, ...]) -> tupl
     from apps.plan.topology import NoCompiler
 
     assert config.slice is not None
+    workload = planner.PictureWorkload(config, config.slice, config.sizes[0], counts)
     try:
-        return planner.plan(planner.PictureWorkload(config, config.slice, config.sizes[0], counts), _tell), report.show
+        with _alive(f"compiling the programs of {config.model} for {config.slice}") as tell:
+            return planner.plan(workload, tell), report.show
     except (CheckpointError, NoCompiler, ValueError) as error:
         raise ConfigError(str(error)) from error
 
@@ -138,19 +141,27 @@ def _keep_off_tpus() -> None:
 
 
 @contextmanager
-def _alive(what: str) -> Iterator[None]:
-    """Says on standard error what takes a minute or more: a line at once, and one now and then while it lasts."""
+def _alive(what: str) -> Iterator[Callable[[str], None]]:
+    """Says on standard error what takes a minute or more: a line at once, and one now and then while it lasts.
+
+    Yields a function that says which part of it begins.
+    """
     done, began = threading.Event(), time.monotonic()
+    _tell(f"{what}: a minute or more")
+
+    def begin(part: str) -> None:
+        nonlocal what
+        what = part
+        _tell(part)
 
     def say() -> None:
-        _tell(f"{what}: a minute or more")
         while not done.wait(ALIVE_S):
             _tell(f"{what}: {time.monotonic() - began:.0f} s")
 
     teller = threading.Thread(target=say, daemon=True)
     teller.start()
     try:
-        yield
+        yield begin
     finally:
         done.set()
         teller.join()

@@ -15,7 +15,8 @@ def show(plan: LLMPlan, console: Console) -> None:
         parameters += f", {plan.active_parameters / 1e9:.2f} of them active"
     verdict = "fits" if memory.fits else "DOES NOT FIT"
     takes = f"{memory.total:.2f} of {memory.usable:.2f} GiB of each chip"
-    print_(f"[bold]{plan.model}[/bold] on {plan.slice}: [bold]{verdict}[/bold], {takes}", highlight=False)
+    where = f"[bold]{plan.model}[/bold] on {plan.slice}"
+    print_(f"{where}: [bold]{verdict}[/bold], {takes}", highlight=False, soft_wrap=True)
     print_(parameters, highlight=False)
     print_(
         f"{plan.chips} chips on {plan.hosts} host(s), mesh {mesh}; weights {plan.weights}, KV cache {plan.kv_cache}",
@@ -63,7 +64,7 @@ def show(plan: LLMPlan, console: Console) -> None:
 def show_search(found: Found, console: Console, most: int = 24) -> None:
     goal = f" at {found.wanted_ms:g} ms per token" if found.wanted_ms else ""
     chosen = ", ".join(found.chosen) or "none of those tried"
-    console.print(f"[bold]Cheapest that fits{goal}: {chosen}[/bold]", highlight=False)
+    console.print(f"[bold]Cheapest that fits{goal}: {chosen}[/bold]", highlight=False, soft_wrap=True)
     print_label(found.label, console)
     rows = table("slice", "mesh", "chips", "$ an hour", "at least, ms", "estimate, ms")
     rows.add_column("verdict")

@@ -47,7 +47,7 @@ def show(plan: ImagePlan, console: Console) -> None:
     fitting = [rate.pictures for rate in plan.rates if rate.fits]
     verdict = f"fits, up to {max(fitting):g} pictures at once on each {unit}" if fitting else "DOES NOT FIT"
     where = f"[bold]{plan.model}[/bold], {plan.size}, on {plan.slice}"
-    console.print(f"{where}: [bold]{verdict}[/bold]", highlight=False)
+    console.print(f"{where}: [bold]{verdict}[/bold]", highlight=False, soft_wrap=True)
     console.print(f"{plan.chips} chips", highlight=False)
     print_label(plan.label, console)
     programs = [*plan.denoising, plan.decoder, plan.text_encoder]
