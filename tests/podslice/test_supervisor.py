@@ -237,13 +237,15 @@ def runs() -> Iterator[list[subprocess.Popen[str]]]:
 
 
 @pytest.mark.slow
-def test_the_demo_from_its_start_to_its_end(runs: list[subprocess.Popen[str]]) -> None:
-    """The real thing; and a second one beside it, on a port of its own."""
+@pytest.mark.timeout(900)  # kernels are compiled, which takes a busy machine minutes
+def test_the_demo_from_its_start_to_its_end(runs: list[subprocess.Popen[str]], tmp_path: Path) -> None:
+    """The real thing; and a second one beside it, on a port of its own. Only the first has kernels to compile."""
+    environment = alone() | {"NUMBA_CACHE_DIR": str(tmp_path)}
     for _ in range(2):
         port = str(free_port())
         command = [sys.executable, "-m", "podslice", "serve", "--port", port, "max_batch_size=4", "max_step_tokens=64"]
         run = subprocess.Popen(
-            command, cwd=ROOT, env=alone(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         runs.append(run)
         assert "podslice-demo answers" in run.stdout.readline(), run.communicate()
@@ -260,10 +262,12 @@ def test_the_demo_from_its_start_to_its_end(runs: list[subprocess.Popen[str]]) -
     stopped.send_signal(signal.SIGINT)
     _, err = stopped.communicate(timeout=60)
     assert stopped.returncode == 0 and re.search(r"compiling programs: (\d+) of \1\n", err)  # how many, the CPU decides
+    assert err.count(" s  compiling kernels for this CPU, once\n") == 1
     assert not any(process.is_running() for process in below[0])
     killed.kill()
     _, alive = psutil.wait_procs(below[1], timeout=60)
     assert not alive, "a command that could not stop its server leaves none behind"
+    assert "compiling kernels" not in killed.communicate(timeout=60)[1]
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Numba's cache on disk, damaged, unreadable or on a full disk. The oracle is the function in plain Python."""
 
+import json
 import logging
 import os
 import random
@@ -102,6 +103,24 @@ def test_a_folder_that_can_only_be_read_is_read(
     monkeypatch.setattr("tempfile.TemporaryFile", refused)
     assert check(folder) == 2
     assert not caplog.records
+
+
+def test_a_start_that_compiles_kernels_says_so_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `podslice serve` reads it, which shows the stage."""
+    events = folder.parent / "events"
+    monkeypatch.setenv("PODSLICE_EVENTS", str(events))
+
+    def stages_of_a_start() -> list[str]:
+        events.write_text("")
+        kernel_cache._say_compiling.cache_clear()  # as in a new process
+        check(folder)
+        return [json.loads(line)["stage"] for line in events.read_text().splitlines()]
+
+    compiling = ["compiling kernels for this CPU, once"]
+    assert stages_of_a_start() == compiling, "there are two kernels"
+    assert stages_of_a_start() == []
+    next(folder.rglob("*.nbc")).write_bytes(b"")
+    assert stages_of_a_start() == compiling
 
 
 @pytest.mark.slow
