@@ -6,6 +6,7 @@ PLAYGROUND_SCREENSHOTS=FOLDER also saves what the documentation shows there.
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -274,3 +275,18 @@ def test_thinking_is_folded_away_and_a_service_that_goes_away(browser: Any, star
         press(page, "Send")
         playwright.expect(status(page).locator(".problem")).to_contain_text("Is the service running?")
         assert message(page).input_value() == "Hello?"
+
+
+def test_enter_sends_and_shift_enter_breaks_the_line(browser: Any, start: Start) -> None:
+    with browser.new_page() as page, StandInServer(LanguageModel) as server:
+        page.set_default_timeout(TIMEOUT_MS)
+        page.goto(start(server.url))
+        playwright.expect(field(page, "Model")).not_to_have_value("")
+        message(page).fill("How many days?")
+        message(page).press("Shift+Enter")
+        message(page).press_sequentially("In a week.")
+        assert message(page).input_value() == "How many days?\nIn a week."
+        message(page).press("Enter")
+        playwright.expect(page.locator("strong", has_text="seven")).to_be_visible()
+        playwright.expect(page.get_by_test_id("user")).to_have_text(re.compile(r"How many days\?\s*In a week\."))
+        playwright.expect(message(page)).to_have_value("")

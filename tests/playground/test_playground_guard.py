@@ -4,6 +4,9 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -47,8 +50,8 @@ def test_every_answer_has_the_policy() -> None:
         assert "default-src 'self'" in reply.headers["content-security-policy"]
 
 
-@pytest.fixture(scope="module")
-def page() -> Iterator[str]:
+@contextmanager
+def opened() -> Iterator[str]:
     """The address of a page without a service: it has what every page has."""
     pytest.importorskip("gradio", reason="make test-playground installs it")
     from apps.playground.app import playground, run
@@ -68,10 +71,20 @@ def page() -> Iterator[str]:
     blocks.close()
 
 
+@pytest.fixture(scope="module")
+def page() -> Iterator[str]:
+    with opened() as address:
+        yield address
+
+
+def upload(page: str, content: bytes) -> httpx.Response:
+    return httpx.post(f"{page}/gradio_api/upload", files={"files": ("a.png", content)})
+
+
 @pytest.mark.slow
 def test_gradio_takes_no_larger_file(page: str) -> None:
     for size, status in ((1000, 200), (MAX_MIB * 2**20 + 1, 413)):
-        reply = httpx.post(f"{page}/gradio_api/upload", files={"files": ("a.png", bytes(size))})
+        reply = upload(page, bytes(size))
         assert reply.status_code == status, reply.text
 
 
@@ -82,3 +95,31 @@ def test_gradio_is_for_this_machines_pages(page: str) -> None:
     for headers in ({"Origin": "http://evil.example"}, {"Host": "evil.example"}):
         for path in ("/", "/config", "/gradio_api/queue/join", "/gradio_api/upload"):
             assert httpx.post(f"{page}{path}", json={}, headers=headers).status_code == 403
+
+
+@pytest.mark.slow
+def test_uploads_are_deleted_after_an_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With files that say they are older than they are: nothing can set the time of a file's last change."""
+    pytest.importorskip("gradio", reason="make test-playground installs it")
+    from apps.playground import app
+
+    ages_s: dict[Path, float] = {}
+    true_stat = Path.lstat
+
+    def lstat(path: Path) -> Any:
+        found = true_stat(path)
+        return SimpleNamespace(st_ctime=found.st_ctime - ages_s[path]) if path in ages_s else found
+
+    monkeypatch.setattr(Path, "lstat", lstat)
+    monkeypatch.setattr(app, "KEPT_S", (0.1, app.KEPT_S[1]))
+    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
+    with opened() as page:
+        young = Path(upload(page, b"young").json()[0])
+        ages_s[young] = 3000
+        for name in (b"first", b"second"):  # between the two, all files are looked at
+            old = Path(upload(page, name).json()[0])
+            assert old.read_bytes() == name and tmp_path in old.parents
+            ages_s[old] = 3601
+            while old.exists():
+                time.sleep(0.1)
+        assert young.read_bytes() == b"young"
