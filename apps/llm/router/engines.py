@@ -3,49 +3,13 @@
 import time
 from collections.abc import Callable, Iterator
 
-from apps.llm.api import Capabilities, EngineStats, TokenOutput
+from apps.llm.api import Capabilities
 from apps.llm.engine.interface import TokenEngine
 from apps.llm.placement.choice import CacheChoice, EngineLoad
-from apps.llm.router.journey import Journey
-
-PREFILL_IN_FLIGHT = 16_384
-"""Tokens of moved requests that an engine may have to compute at a time; one request of any length always may."""
-
-Taken = Callable[["Member", list[TokenOutput]], None]
+from apps.llm.router.journey import Journey, Member
 
 
-class Member:
-    """One engine, and the requests that it has of this fleet.
-
-    Args:
-        taken: gets its outputs, from its thread.
-    """
-
-    def __init__(self, name: str, engine: TokenEngine, taken: Taken):
-        self.name, self.engine, self._taken = name, engine, taken
-        self.capabilities: Capabilities = engine.capabilities
-        self.journeys: dict[int, Journey] = {}  # by the ids that the engine knows
-        self.caches: list[int] = []  # numbers of its DP ranks' caches
-
-    def sink(self, outputs: list[TokenOutput]) -> None:
-        """See `Sink`: of all requests that the engine has of this fleet, so that a step's outputs stay together."""
-        self._taken(self, outputs)
-
-    def has_room_for(self, journey: Journey) -> bool:
-        """Whether it takes a request that has moved, beside others of those."""
-        held = sum(each.missing for each in self.journeys.values() if each.moved)
-        return not held or held + journey.length <= PREFILL_IN_FLIGHT
-
-    def load(self) -> EngineLoad:
-        """What each of its ranks has to do: what this fleet has sent, or what the engine says if others sent more."""
-        stats: EngineStats = self.engine.stats()
-        ranks = len(self.caches)
-        waiting = sum(each.missing for each in self.journeys.values())
-        sequences = max(len(self.journeys), stats.running + stats.waiting)
-        return EngineLoad(waiting // ranks, sequences // ranks, sequences >= self.capabilities.max_batch_size)
-
-
-class Engines:
+class FleetEngines:
     """Those that get requests, by their caches and loads. Not thread-safe."""
 
     def __init__(self, capabilities: Capabilities, max_load_share: float, clock: Callable[[], float] = time.monotonic):

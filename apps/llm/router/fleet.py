@@ -20,8 +20,8 @@ from dataclasses import replace
 from apps.llm.api import AdapterInfo, CacheNews, Capabilities, EngineStats, EngineStopped, Sink, TokenRequest
 from apps.llm.engine.interface import TokenEngine
 from apps.llm.router.adapters import FleetAdapters
-from apps.llm.router.engines import Engines
-from apps.llm.router.traffic import Traffic
+from apps.llm.router.engines import FleetEngines
+from apps.llm.router.traffic import FleetTraffic
 
 log = logging.getLogger("podslice")
 
@@ -44,8 +44,8 @@ class Fleet:
         clock: Callable[[], float] = time.monotonic,
     ):
         self.capabilities = capabilities
-        self._engines = Engines(capabilities, max_load_share, clock)
-        self._traffic = Traffic(self._engines, clock)
+        self._engines = FleetEngines(capabilities, max_load_share, clock)
+        self._traffic = FleetTraffic(self._engines, clock)
         self._adapters = FleetAdapters(lambda: [member.engine for member in self._engines])
         self._closing = threading.Event()
         self._looker = threading.Thread(target=self._look_on, name="podslice-fleet", daemon=True)

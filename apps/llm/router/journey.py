@@ -1,22 +1,25 @@
 """A request on its way through a fleet: where it is, and what its reader has of it."""
 
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import msgspec
 
-from apps.llm.api import Sink, TokenOutput, TokenRequest
+from apps.llm.api import Capabilities, EngineStats, Sink, TokenOutput, TokenRequest
+from apps.llm.engine.interface import TokenEngine
 from apps.llm.page_names import PageName, page_names, page_root
-
-if TYPE_CHECKING:
-    from apps.llm.router.engines import Member
+from apps.llm.placement.choice import EngineLoad
 
 LATE = "the request's deadline has passed"
+PREFILL_IN_FLIGHT = 16_384
+"""Tokens of moved requests that an engine may have to compute at a time; one request of any length always may."""
+
+Taken = Callable[["Member", list[TokenOutput]], None]
 
 
 @dataclass(eq=False, slots=True)
-class Group:
+class RequestGroup:
     """Requests that were submitted together: they share a prompt and a grammar, and are queued all or none."""
 
     journeys: "list[Journey]"
@@ -32,7 +35,7 @@ class Journey:
     sink: Sink
     ends: float | None  # when its deadline passes, by the fleet's clock; None: never
     number: int  # in the order of arrival
-    group: Group | None = None  # until it is queued for the first time
+    group: RequestGroup | None = None  # until it is queued for the first time
     member: "Member | None" = None  # whose engine has it; None: it waits for one
     id: int = 0  # by which that engine knows it
     tokens: list[int] = field(default_factory=list)  # the answer so far
@@ -99,3 +102,34 @@ class Journey:
             of_answer=of_answer,
             cached_tokens=self.cached_tokens,
         )
+
+
+class Member:
+    """One engine, and the requests that it has of this fleet.
+
+    Args:
+        taken: gets its outputs, from its thread.
+    """
+
+    def __init__(self, name: str, engine: TokenEngine, taken: Taken):
+        self.name, self.engine, self._taken = name, engine, taken
+        self.capabilities: Capabilities = engine.capabilities
+        self.journeys: dict[int, Journey] = {}  # by the ids that the engine knows
+        self.caches: list[int] = []  # numbers of its DP ranks' caches
+
+    def sink(self, outputs: list[TokenOutput]) -> None:
+        """See `Sink`: of all requests that the engine has of this fleet, so that a step's outputs stay together."""
+        self._taken(self, outputs)
+
+    def has_room_for(self, journey: Journey) -> bool:
+        """Whether it takes a request that has moved, beside others of those."""
+        held = sum(each.missing for each in self.journeys.values() if each.moved)
+        return not held or held + journey.length <= PREFILL_IN_FLIGHT
+
+    def load(self) -> EngineLoad:
+        """What each of its ranks has to do: what this fleet has sent, or what the engine says if others sent more."""
+        stats: EngineStats = self.engine.stats()
+        ranks = len(self.caches)
+        waiting = sum(each.missing for each in self.journeys.values())
+        sequences = max(len(self.journeys), stats.running + stats.waiting)
+        return EngineLoad(waiting // ranks, sequences // ranks, sequences >= self.capabilities.max_batch_size)

@@ -8,8 +8,8 @@ from concurrent.futures import CancelledError, Future
 
 from apps.llm.api import EngineStopped, QueueFull, RequestError, Sink, TokenOutput, TokenRequest, UnknownAdapter
 from apps.llm.engine.interface import TokenEngine
-from apps.llm.router.engines import Engines, Member
-from apps.llm.router.journey import LATE, Group, Journey
+from apps.llm.router.engines import FleetEngines
+from apps.llm.router.journey import LATE, Journey, Member, RequestGroup
 
 log = logging.getLogger("podslice")
 
@@ -19,7 +19,7 @@ FIRST_MOVED_ID = 2**40
 """Ids of moved requests begin here; the others keep theirs."""
 
 
-class Traffic:
+class FleetTraffic:
     """Gives requests to engines, hands on what they send, and moves what an engine cannot finish. Thread-safe.
 
     Args:
@@ -27,7 +27,7 @@ class Traffic:
         clock: seconds, never back.
     """
 
-    def __init__(self, engines: Engines, clock: Callable[[], float]):
+    def __init__(self, engines: FleetEngines, clock: Callable[[], float]):
         self.engines, self._clock = engines, clock
         self._lock = threading.RLock()  # held while outputs are handed on, so that none overtakes another
         self._journeys: dict[int, Journey] = {}  # by the ids of whoever submitted them
@@ -72,7 +72,7 @@ class Traffic:
     def submit(self, requests: Sequence[TokenRequest], sink: Sink) -> "Future[None]":
         """See `TokenEngine.submit`. Without an engine, requests wait for one: they are queued here."""
         now = self._clock()
-        group = Group([])
+        group = RequestGroup([])
         for request in requests:
             ends = None if request.deadline_s is None else now + request.deadline_s
             group.journeys.append(Journey(request, sink, ends, next(self._numbers), group, id=request.id))
@@ -84,7 +84,7 @@ class Traffic:
         group.queued.add_done_callback(lambda queued: self._cancelled(group) if queued.cancelled() else None)
         return group.queued
 
-    def _begin(self, group: Group) -> None:
+    def _begin(self, group: RequestGroup) -> None:
         """Queue requests for the first time, together."""
         first = group.journeys[0]
         member = self.engines.choose(first)
@@ -104,7 +104,7 @@ class Traffic:
         group.compiling = done
         done.add_done_callback(lambda done: self._begun(group, member, done))
 
-    def _begun(self, group: Group, member: Member, done: "Future[None]") -> None:
+    def _begun(self, group: RequestGroup, member: Member, done: "Future[None]") -> None:
         with self._lock:
             if group.compiling is not done:  # they were given to another engine since
                 return
@@ -125,7 +125,7 @@ class Traffic:
             else:
                 group.queued.set_exception(error)
 
-    def _cancelled(self, group: Group) -> None:
+    def _cancelled(self, group: RequestGroup) -> None:
         """Nobody wants to know any more whether these are queued, nor what comes of them."""
         with self._lock:
             if group.compiling is not None:
@@ -135,7 +135,7 @@ class Traffic:
                     journey.member.engine.abort([journey.id])
             self._drop(group)
 
-    def _drop(self, group: Group) -> None:
+    def _drop(self, group: RequestGroup) -> None:
         for journey in group.journeys:
             self._end(journey)
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from apps.llm.api import CacheNews, Capabilities, EngineStats, Sampling, Sink, TokenOutput, TokenRequest
-from apps.llm.router.engines import PREFILL_IN_FLIGHT
 from apps.llm.router.fleet import Fleet
+from apps.llm.router.journey import PREFILL_IN_FLIGHT
 
 SIZES = Capabilities(
     vocab_size=320,
