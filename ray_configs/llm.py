@@ -207,9 +207,15 @@ class LLMConfig(AppConfig, EngineConfig):
     """How long a stopping replica waits for its requests in flight. On Kubernetes, node drains wait for it too; a
     preempted Spot machine allows only 30 seconds."""
 
+    routers: int = Field(0, ge=0, le=64)
+    """Processes without chips that take the requests, hold text, keys, limits and batches, and give tokens to the
+    replicas, which are engines alone then. An answer whose replica dies, hangs or is stopped goes on in another one,
+    word for word; with none left it waits for the next. 0: each replica answers for itself, and its death ends its
+    streams. Needs as many `min_replicas` as `max_replicas`. Limits of `callers` hold for each router."""
     stored_responses: int | None = Field(None, ge=0)
     """Most recent answers of `/v1/responses` that a replica keeps in memory for `previous_response_id` and GET, at most
-    256 MiB in all. 0: none. Default: 1000 with `max_replicas` 1, else 0, because replicas do not share them."""
+    256 MiB in all. 0: none. Default: 1000 with `max_replicas` 1, or 1 of `routers`, else 0, because they do not share
+    them."""
     tokenizer_info: bool = False
     """Answer `GET /tokenizer_info`, as vLLM does with its flag: the tokenizer's config and the chat template."""
     adapter_loading: bool = False
@@ -241,18 +247,32 @@ class LLMConfig(AppConfig, EngineConfig):
             raise ValueError(f"adapters: {self.served_name} is the model's own name; choose another")
         if self.adapter_loading and not self.adapter_capacity:
             raise ValueError("adapter_loading needs places for adapters: set max_adapters")
-        if self.adapter_loading and self.max_replicas != 1:
+        if self.adapter_loading and self.answering != 1:
             raise ValueError(
-                "adapter_loading reaches only the replica that takes the request, so it needs max_replicas 1; with "
-                "more, name the adapters in `adapters`, which every replica loads"
+                "adapter_loading reaches only the replica that takes the request, so it needs max_replicas 1, or one "
+                "of `routers`; with more, name the adapters in `adapters`, which every replica loads"
             )
         return self
+
+    @model_validator(mode="after")
+    def _routers_know_how_many(self) -> "LLMConfig":
+        if self.routers and self.min_replicas != self.max_replicas:
+            raise ValueError(
+                f"routers: replicas behind them are not scaled by traffic yet: set min_replicas ({self.min_replicas}) "
+                f"and max_replicas ({self.max_replicas}) to the same number"
+            )
+        return self
+
+    @property
+    def answering(self) -> int:
+        """Processes that answer requests, at most."""
+        return self.routers or self.max_replicas
 
     @property
     def kept_responses(self) -> int:
         """`stored_responses`, with its default."""
         if self.stored_responses is None:
-            return STORED_RESPONSES if self.max_replicas == 1 else 0
+            return STORED_RESPONSES if self.answering == 1 else 0
         return self.stored_responses
 
     @property

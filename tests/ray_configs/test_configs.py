@@ -20,7 +20,7 @@ from ray_configs.cloud import Bucket, GoogleCloud, Identity, MaintenanceWindow, 
 from ray_configs.cluster.deployed import Head
 from ray_configs.exposure import ClusterIP, Exposure, Gateway, GatewayRef, IdentityAwareProxy, LoadBalancer
 from ray_configs.job import Job
-from ray_configs.llm import EngineConfig, LLMConfig
+from ray_configs.llm import STORED_RESPONSES, EngineConfig, LLMConfig
 from ray_configs.loading import catalog, load
 from ray_configs.observability import Observability
 from ray_configs.service import Application, GcsFaultTolerance, Service
@@ -408,3 +408,10 @@ class TestLimitsAllow:
         assert LLMConfig().kept_responses == 1000 and LLMConfig(stored_responses=0).kept_responses == 0
         assert LLMConfig(max_replicas=2).kept_responses == 0
         assert LLMConfig(max_replicas=2, stored_responses=9).kept_responses == 9
+
+
+def test_routers_stand_before_a_fixed_number_of_replicas() -> None:
+    with pytest.raises(ValidationError, match="min_replicas"):
+        LLMConfig(routers=2, min_replicas=1, max_replicas=4)
+    assert LLMConfig(routers=1, min_replicas=4, max_replicas=4).kept_responses == STORED_RESPONSES
+    assert LLMConfig(routers=2, min_replicas=4, max_replicas=4).kept_responses == 0

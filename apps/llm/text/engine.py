@@ -25,7 +25,7 @@ from apps.llm.engine.executor_protocol import ExecutorProvider
 from apps.llm.engine.interface import TokenEngine
 from apps.llm.text.admission import Admission
 from apps.llm.text.generation import Delivery, Generation
-from apps.llm.text.loading import open_model
+from apps.llm.text.loading import open_model, open_words
 from apps.llm.text.requests.maker import Made, Owner, RequestMaker
 from apps.llm.text.requests.prompt_ids import PromptIds
 from apps.llm.text.reranker import Reranker
@@ -108,6 +108,11 @@ class Engine(Scripting):
             opened.tokens.shutdown()
             raise
         return engine
+
+    @classmethod
+    def over(cls, config: EngineConfig, tokens: TokenEngine) -> "Engine":
+        """The config's model in words, over an engine that others have loaded. Reads its files, but no weights."""
+        return cls(config, tokens, *open_words(config, tokens.capabilities))
 
     def submit(
         self,
@@ -242,10 +247,9 @@ class Engine(Scripting):
         return self.tokens.adapters()
 
     def _adapter(self, name: str) -> AdapterInfo:
-        for adapter in self.tokens.adapters():
-            if adapter.name == name:
-                return adapter
-        raise UnknownAdapter(name)
+        if (found := next((each for each in self.tokens.adapters() if each.name == name), None)) is None:
+            raise UnknownAdapter(name)
+        return found
 
     def load_adapter(self, name: str, location: str) -> None:
         """See `TokenEngine.load_adapter`; `submit` takes its name once this returns."""

@@ -1,9 +1,10 @@
 """Loads a model into an engine of this process, with what its words need."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
-from apps.llm.api import Pool
+from apps.llm.api import Capabilities, Pool
 from apps.llm.engine.engine import JaxEngine
 from apps.llm.engine.executor_protocol import ExecutorProvider
 from apps.llm.engine.weights.model import Model
@@ -40,3 +41,28 @@ def open_model(config: EngineConfig, provider: ExecutorProvider | None, slice: T
     except BaseException:
         tokens.shutdown()
         raise
+
+
+class OpenedWords(NamedTuple):
+    """What words need of a model whose engine is elsewhere; see `Engine`'s arguments."""
+
+    tokenizer: ModelTokenizer
+    reranker: Reranker | None
+    pooling: Pool
+    sampling_defaults: Mapping[str, Any]
+
+
+def open_words(config: EngineConfig, sizes: Capabilities) -> OpenedWords:
+    """Read a model's tokenizer and config. No weights are read, and no device is touched.
+
+    Args:
+        sizes: of the engines that compute it, which may hold a tiny stand-in.
+
+    Raises:
+        CheckpointError, UnsupportedModel: the model cannot be read, or its family is not supported.
+    """
+    model = Model.open(config, weights=False)
+    model = replace(model, arch=replace(model.arch, vocab_size=sizes.vocab_size))
+    tokenizer = tokenizer_of(model)
+    reranker = Reranker.of(config, model.arch, tokenizer)
+    return OpenedWords(tokenizer, reranker, pooling_of(model), sampling_defaults_of(model, config))

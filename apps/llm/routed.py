@@ -1,0 +1,214 @@
+"""An application whose routers stand in front of its engines.
+
+    client -> Serve's proxy -> LLMRouter: HTTP, keys, text, limits, batches -> wire -> LLMEngine: tokens, on a slice
+
+Ray starts both and tells where the engines are; no request passes through it.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING, Any, cast
+
+import ray
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from apps.llm.router.fleet import Fleet
+from apps.llm.router.wire.messages import Endpoint
+from apps.llm.router.wire.remote import RemoteEngine
+from apps.llm.router.wire.served import ServedEngine
+from apps.llm.slice import load_engine
+from apps.llm.words_server import WordsServer
+from apps.serving import progress
+from apps.serving.ingress.api_keys import Principals, principals, principals_from_environment
+from apps.serving.replica import host, log_as_serve_does
+from apps.serving.replica_options import on_cpu_pod, options
+from ray_configs.llm import LLMConfig
+
+if TYPE_CHECKING:
+    from apps.llm.text import Engine
+
+log = logging.getLogger("podslice")
+
+LOOK_S = 0.5
+"""Time between two looks for engines that have come or gone."""
+ANSWER_S = 10.0
+LEAVE_S = 5.0
+"""How long an engine that is stopped waits for routers to take their requests elsewhere."""
+
+
+def bound_routers(config: LLMConfig) -> serve.Application:
+    """The application of a config with `routers`. Keys are passed as digests: see `replica.bound`."""
+    keys = principals_from_environment(principals(key.get_secret_value() for key in config.api_keys))
+    config, chosen = config.model_copy(update={"api_keys": ()}), options(config)
+    # Deployments, which type checkers take for the classes.
+    engine, router = cast(Any, LLMEngine), cast(Any, LLMRouter)
+    in_front = {name: chosen[name] for name in chosen if name not in ("autoscaling_config", "max_replicas_per_node")}
+    in_front |= {
+        "num_replicas": config.routers,
+        "ray_actor_options": {"num_cpus": config.num_cpus} | on_cpu_pod(config),
+        "max_ongoing_requests": config.max_ongoing_requests * max(1, config.max_replicas // config.routers),
+    }
+    return cast(serve.Application, router.options(**in_front).bind(config, keys, engine.options(**chosen).bind(config)))
+
+
+@serve.deployment
+class LLMEngine:
+    """A replica without HTTP: an engine that routers reach over the wire."""
+
+    async def __init__(self, config: LLMConfig):  # type: ignore[misc]  # Serve awaits it
+        log_as_serve_does()
+        self._deadline_s = config.health_step_deadline_s
+        context = serve.get_replica_context()
+        progress.app = context.app_name
+        try:
+            self._engine, self._hosts = await asyncio.to_thread(host, config, load_engine)
+        except Exception as error:
+            progress.tell({"failure": progress.reason(error)})
+            raise
+        name = context.replica_id.unique_id
+        self._served = ServedEngine(self._engine.tokens, ray.util.get_node_ip_address(), name)
+
+    async def endpoint(self) -> Endpoint:
+        """Where routers reach it, and their keys."""
+        return self._served.endpoint
+
+    async def check_health(self) -> None:
+        """Raises when the engine's loop or a host is dead or stuck; after three failures Serve replaces the replica."""
+        if self._hosts is not None:
+            await self._hosts.check()
+        self._engine.check(self._deadline_s)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_served"):
+            self._served.drain()
+            deadline = time.monotonic() + LEAVE_S
+            while self._engine.busy and time.monotonic() < deadline:
+                time.sleep(0.05)
+            self._served.close()
+            self._engine.shutdown()
+
+
+@serve.deployment
+@serve.ingress()
+class LLMRouter(WordsServer):
+    """Takes requests, and gives their tokens to the engines. It has no chip."""
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, config: LLMConfig, keys: Principals, engines: DeploymentHandle[Any]
+    ):
+        self._found = RunningEngines(engines)
+        await super().__init__(config.model_copy(update={"slice": None}), keys)
+
+    def engine(self, config: LLMConfig) -> "Engine":
+        from apps.llm.text import Engine
+
+        fleet = self._found.start(config.max_load_share)
+        try:
+            return Engine.over(config, fleet)
+        except BaseException:
+            self._found.close()
+            raise
+
+    def __del__(self) -> None:
+        super().__del__()
+        if hasattr(self, "_found"):
+            self._found.close()
+
+
+class RunningEngines:
+    """Keeps a fleet's members those of a deployment's replicas that run.
+
+    Args:
+        handle: of the deployment.
+    """
+
+    def __init__(self, handle: DeploymentHandle[Any]):
+        self._handle = handle
+        self._fleet: Fleet | None = None
+        self._remotes: dict[str, RemoteEngine] = {}  # by their addresses
+        self._left = set[str]()  # addresses of those that are stopped
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._look_on, name="podslice-engines", daemon=True)
+
+    def start(self, max_load_share: float) -> Fleet:
+        """Wait for the first engine, and go on looking. Blocks for minutes: engines load, or wait for a slice."""
+        log.info("waiting for the first engine")
+        first = None
+        while first is None:
+            connected = (self._connected(endpoint) for endpoint in self._running() or ())
+            first = next((remote for remote in connected if remote is not None), None)
+            if first is None:
+                time.sleep(LOOK_S)
+        self._fleet = Fleet(first.capabilities, max_load_share)
+        self._join(first)
+        self._thread.start()
+        return self._fleet
+
+    def close(self) -> None:
+        self._closing.set()
+        for remote in list(self._remotes.values()):
+            remote.shutdown()
+
+    def _look_on(self) -> None:
+        while not self._closing.wait(LOOK_S):
+            try:
+                self._look()
+            except Exception:
+                log.exception("looking for engines failed")
+
+    def _look(self) -> None:
+        found = self._running()
+        if found is None:
+            return
+        addresses = {endpoint.address for endpoint in found}
+        for address in self._remotes.keys() - addresses:
+            self._leaves(self._remotes[address])
+        self._left &= addresses
+        for endpoint in found:
+            if endpoint.address in self._remotes.keys() | self._left:
+                continue
+            if (remote := self._connected(endpoint)) is not None:
+                self._join(remote)
+
+    def _running(self) -> list[Endpoint] | None:
+        """Those that run; None if one of them does not answer, so nothing is known."""
+        try:
+            asked = self._handle.broadcast("endpoint").results(timeout_s=ANSWER_S, return_exceptions=True)
+        except Exception as error:  # Serve itself, or all of them, take too long
+            log.warning("engines do not say where they are: %s", error)
+            return None
+        answered = [endpoint for endpoint in asked if isinstance(endpoint, Endpoint)]
+        return answered if len(answered) == len(asked) else None
+
+    def _connected(self, endpoint: Endpoint) -> RemoteEngine | None:
+        try:
+            return RemoteEngine.connect(endpoint, self._lost, self._leaves)
+        except ConnectionError as error:
+            log.warning("%s", error)
+            return None
+
+    def _join(self, remote: RemoteEngine) -> None:
+        assert self._fleet is not None  # since `start`
+        self._remotes[remote.endpoint.address] = remote
+        try:
+            self._fleet.join(remote, f"replica {remote.endpoint.replica}")
+        except Exception as error:
+            log.error("an engine gets no requests: %s", error)
+            self._remotes.pop(remote.endpoint.address, None)
+            self._left.add(remote.endpoint.address)
+            remote.shutdown()
+
+    def _lost(self, remote: RemoteEngine, reason: str) -> None:
+        self._remotes.pop(remote.endpoint.address, None)  # if it is only silent, it is found again
+        if self._fleet is not None:
+            self._fleet.lost(remote, reason)
+
+    def _leaves(self, remote: RemoteEngine) -> None:
+        self._left.add(remote.endpoint.address)
+        self._remotes.pop(remote.endpoint.address, None)
+        if self._fleet is not None:
+            self._fleet.leave(remote)
+        threading.Thread(target=remote.shutdown, daemon=True).start()  # not in the wire's own thread
