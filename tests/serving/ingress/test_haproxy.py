@@ -1,7 +1,9 @@
 """HAProxy with the edited configuration, tried with real sockets. The right values: HAProxy's own replies and sockets,
 Ray Serve's own template, and another client that is answered meanwhile."""
 
+import errno
 import json
+import os
 import shutil
 import socket
 import stat
@@ -67,6 +69,27 @@ def test_only_this_user_and_this_host_see_its_inner_side(folder: Path, upstream:
     with running(folder) as process:
         assert stat.S_IMODE((folder / "a").stat().st_mode) == 0o600
         assert {c.laddr.ip for c in process.net_connections("inet") if c.status == "LISTEN"} <= {"127.0.0.1", "::1"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_no_other_user_can_open_its_admin_socket(folder: Path, upstream: Upstream) -> None:
+    """Even in a folder that is open to all."""
+    written(folder, upstream.port)
+    folder.chmod(0o755)
+
+    def opened_by(user: int) -> int:
+        """The error's number, or 0."""
+        if (child := os.fork()) == 0:
+            status = -1
+            try:
+                os.setuid(user)
+                status = socket.socket(socket.AF_UNIX).connect_ex(str(folder / "a"))
+            finally:
+                os._exit(status)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    with running(folder):
+        assert [opened_by(user) for user in (os.geteuid(), 64_321)] == [0, errno.EACCES]
 
 
 @pytest.mark.skipif(not haproxy_config._can_listen(0), reason="this machine has no IPv6")
