@@ -3,6 +3,8 @@
 import asyncio
 import importlib.util
 import os
+import signal
+import tempfile
 from typing import Annotated
 
 import typer
@@ -39,11 +41,15 @@ def main(
     for sentence in problems:
         typer.echo(f"podslice: {sentence}", err=True)
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
-    from apps.playground.app import playground, run
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # Gradio's own folder, /tmp/gradio, belongs to the first user of the machine: others could write nothing there.
+    with tempfile.TemporaryDirectory(prefix="podslice-playground-") as folder:
+        os.environ.setdefault("GRADIO_TEMP_DIR", folder)
+        from apps.playground.app import playground, run
 
-    pages = ", ".join(page for application in found for page in application.pages)
-    typer.echo(f"The playground of {client.url} ({pages}) is at http://{host}:{port}. Ctrl-C stops it.")
-    try:
-        run(playground(client.url, found, problems), host, port)
-    except OSError as error:
-        raise Refusal(f"the playground cannot listen on {host}:{port}: {error}. Try another --port.") from None
+        pages = ", ".join(page for application in found for page in application.pages)
+        typer.echo(f"The playground of {client.url} ({pages}) is at http://{host}:{port}. Ctrl-C stops it.")
+        try:
+            run(playground(client.url, found, problems), host, port)
+        except OSError as error:
+            raise Refusal(f"the playground cannot listen on {host}:{port}: {error}. Try another --port.") from None

@@ -15,7 +15,8 @@ from starlette.responses import HTMLResponse, PlainTextResponse
 
 from apps.serving.ingress.same_machine import SameMachine
 from tests.http_servers import StandInServer, served
-from tests.playground.test_playground_browser import TIMEOUT_MS, LanguageModel, Start, ask, start
+from tests.playground.page import LanguageModel, Start
+from tests.playground.test_playground_browser import TIMEOUT_MS, ask
 
 playwright = pytest.importorskip("playwright.sync_api", reason="make test-playground installs it")
 CHROMIUM = shutil.which("chromium")
@@ -23,7 +24,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium: apt-get install chromium"),
 ]
-__all__ = ["start"]  # a fixture
 EVIL = """<script>
 const url = new URLSearchParams(location.search).get("at"), body = '{"prompt": "x"}'
 const tries = [

@@ -8,18 +8,15 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
-from tests.http_servers import StandInHandler, StandInServer
+from tests.http_servers import StandInServer
 from tests.llm.text import chat_models
-from tests.ports import free_port
+from tests.playground.page import LanguageModel, Start
 
 pytest.importorskip("gradio", reason="make test-playground installs it")
 playwright = pytest.importorskip("playwright.sync_api", reason="make test-playground installs it")
@@ -63,35 +60,6 @@ def service_url(serve_url: str, tmp_path_factory: pytest.TempPathFactory) -> Ite
     yield serve_url
     for name in ("llm", "pictures", "cell", "tools"):
         serve.delete(name)
-
-
-Start = Callable[[str], str]
-
-
-@pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
-    """Starts the command with a service's address; returns the page's own."""
-    started = []
-
-    def start(url: str) -> str:
-        port = free_port()
-        command = [sys.executable, "-m", "podslice", "playground", "--url", url, "--port", str(port)]
-        log = tmp_path_factory.mktemp("playground") / "log"
-        with log.open("wb") as file:
-            process = subprocess.Popen(command, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, stderr=file)
-        started.append(process)
-        assert process.stdout is not None
-        line = process.stdout.readline().decode()
-        assert f"is at http://127.0.0.1:{port}" in line, log.read_text()
-        transport = httpx.HTTPTransport(retries=10)  # waits twice as long after each try
-        with httpx.Client(transport=transport) as http:
-            assert http.get(f"http://127.0.0.1:{port}").is_success
-        return f"http://127.0.0.1:{port}"
-
-    yield start
-    for process in started:
-        process.terminate()
-        process.communicate(timeout=60)
 
 
 @pytest.fixture(scope="module")
@@ -243,21 +211,6 @@ def test_a_model_is_published_used_and_unpublished(page: Any) -> None:
     go_to(page, "Cell /cell")
     press(page, "Unpublish")
     playwright.expect(page.locator(".cell")).to_contain_text("Nothing is published.")
-
-
-class LanguageModel(StandInHandler):
-    """A language model's service, as far as the playground asks; it thinks before it answers."""
-
-    def do_GET(self) -> None:
-        body = {"paths": {"/v1/chat/completions": {}}} if self.path == "/openapi.json" else {"data": [{"id": "m"}]}
-        self.answer(body, 404 if self.path == "/-/routes" else 200)
-
-    def do_POST(self) -> None:
-        self.say({"reasoning_content": "Let me see."}, {"content": "It is **seven**."})
-
-    def say(self, *deltas: dict[str, str]) -> None:
-        self.body()
-        self.answer("".join(f"data: {json.dumps({'choices': [{'delta': delta}]})}\n\n" for delta in deltas))
 
 
 def test_thinking_is_folded_away_and_a_service_that_goes_away(browser: Any, start: Start) -> None:

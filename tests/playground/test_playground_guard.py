@@ -1,6 +1,9 @@
 """What the playground takes and lets a browser fetch; with Gradio, on the page as it is served."""
 
 import asyncio
+import os
+import stat
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -15,6 +18,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 
 from apps.playground.guard import MAX_MIB, Guard
+from tests.http_servers import StandInServer
+from tests.playground.page import LanguageModel, running
 from tests.ports import free_port
 
 
@@ -123,3 +128,16 @@ def test_uploads_are_deleted_after_an_hour(tmp_path: Path, monkeypatch: pytest.M
             while old.exists():
                 time.sleep(0.1)
         assert young.read_bytes() == b"young"
+
+
+@pytest.mark.slow
+def test_uploads_are_their_users_alone_and_go_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a folder of its own, as the system's permissions say: the machine's other users have such folders too."""
+    pytest.importorskip("gradio", reason="make test-playground installs it")
+    monkeypatch.delenv("GRADIO_TEMP_DIR", raising=False)
+    with StandInServer(LanguageModel) as server, running(server.url) as page:
+        uploaded = Path(upload(page, b"mine").json()[0])
+        assert uploaded.read_bytes() == b"mine"
+        below_tmp = Path(tempfile.gettempdir(), uploaded.relative_to(tempfile.gettempdir()).parts[0])
+        assert (below_tmp.stat().st_uid, stat.S_IMODE(below_tmp.stat().st_mode)) == (os.geteuid(), 0o700)
+    assert not below_tmp.exists()
