@@ -39,10 +39,14 @@ def page_names(root: PageName, tokens: Sequence[int], page_size: int) -> list[Pa
     return names[1:]
 
 
-def page_name(parent: PageName, tokens: Sequence[int]) -> PageName:
-    """Name of a full page: 16 bytes, enough to make a collision of two prefixes practically impossible."""
+def page_name(parent: PageName, tokens: Sequence[int], images: bytes = b"") -> PageName:
+    """Name of a full page: 16 bytes, enough to make a collision of two prefixes practically impossible.
+
+    Args:
+        images: digests of those that begin in this page. Tokens stand for an image's place, not for what it shows.
+    """
     digest = hashlib.blake2b(parent, digest_size=16)
-    digest.update(struct.pack(f"<{len(tokens)}I", *tokens))
+    digest.update(struct.pack(f"<{len(tokens)}I", *tokens) + images)
     return digest.digest()
 
 
