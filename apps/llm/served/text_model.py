@@ -119,12 +119,12 @@ class TextModel:
 
     async def _submit(self, prompt: Sequence[int], params: SamplingParams) -> Generation:
         loop = asyncio.get_running_loop()
-        submitted, queued = self._engine.begin(prompt, params, loop, CALLER.get(), self._adapter)
+        submitted = self._engine.submit(prompt, params, loop, CALLER.get(), self._adapter, wait=False)
         # Compiling a schema can take long. If the client leaves, that cancels it.
-        if queued.done():
-            queued.result()
+        if submitted.queued.done():
+            submitted.queued.result()
         else:
-            await asyncio.wrap_future(queued)
+            await asyncio.wrap_future(submitted.queued)
         return submitted
 
     async def score(self, prefix: str | Sequence[int], suffixes: Sequence[str | Sequence[int]]) -> list[list[float]]:

@@ -122,13 +122,14 @@ class Engine(Scripting):
         caller: Caller = ANYONE,
         adapter: str | None = None,
         answer_ids: Ids[int] = (),
+        wait: bool = True,
     ) -> Generation:
         """Queue a request. Read the result by iterating it (or, with `loop`, by `async for`).
 
-        Returns at once, but for a grammar, which may take seconds to compile: see `begin`.
-
         Args:
             answer_ids: tokens of an answer that was begun elsewhere with the same seed; the outputs begin after them.
+            wait: for the request to be queued, which takes a grammar seconds to compile. If not, its `queued` is done
+                when it is, or has what would be raised here; cancel that if the client leaves before.
 
         Raises:
             RequestError: a value is out of range, or the prompt can never fit (PromptTooLong).
@@ -136,24 +137,9 @@ class Engine(Scripting):
             EngineStopped: the loop has ended.
             UnknownAdapter: no adapter has that name.
         """
-        generation, queued = self.begin(prompt, params, loop, caller, adapter, answer_ids)
-        queued.result()
-        return generation
-
-    def begin(
-        self,
-        prompt: str | Ids[int],
-        params: SamplingParams | None = None,
-        loop: asyncio.AbstractEventLoop | None = None,
-        caller: Caller = ANYONE,
-        adapter: str | None = None,
-        answer_ids: Ids[int] = (),
-    ) -> "tuple[Generation, Future[None]]":
-        """As `submit`, without waiting for its grammar: the future is done when the request is queued. Cancel it if the
-        client leaves. What it fails with, a request that is not queued raises in `submit`."""
         params = params or SamplingParams()
         made = self._requests.answers(prompt, params, self._owner(caller, adapter, params.cache_salt), answer_ids)
-        return self._begin(made, loop)
+        return self._submit(made, loop, wait)
 
     def submit_score(
         self,
@@ -204,12 +190,7 @@ class Engine(Scripting):
         """Queue the embedding of a prompt; as `submit`, but with one output. Raises the same."""
         return self._submit(self._requests.embedding(prompt, pooling, self._owner(caller, adapter)), loop)
 
-    def _submit(self, made: Made, loop: asyncio.AbstractEventLoop | None) -> Generation:
-        generation, queued = self._begin(made, loop)
-        queued.result()
-        return generation
-
-    def _begin(self, made: Made, loop: asyncio.AbstractEventLoop | None) -> "tuple[Generation, Future[None]]":
+    def _submit(self, made: Made, loop: asyncio.AbstractEventLoop | None, wait: bool = True) -> Generation:
         """Admit a request, and hand it to the token engine."""
         generation, requests, texts = made
         usage = self.admission.admit(generation.caller, len(requests), made.prompt_tokens)
@@ -228,13 +209,15 @@ class Engine(Scripting):
                 generation.refuse()
 
         try:
-            queued = self.tokens.submit(requests, delivery.sink)
+            generation.queued = self.tokens.submit(requests, delivery.sink)
         except BaseException:
             delivery.forget(ids)
             generation.refuse()
             raise
-        queued.add_done_callback(settled)
-        return generation, queued
+        generation.queued.add_done_callback(settled)
+        if wait:
+            generation.queued.result()
+        return generation
 
     def _owner(self, caller: Caller, adapter: str | None, cache_salt: str = "") -> Owner:
         key = None if adapter is None else self._adapter(adapter).key

@@ -5,6 +5,7 @@ import queue
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,6 +36,9 @@ class Generation:
     just one output. To stop early, call `abort()`: the KV pages are free within one step. Outputs of one step arrive
     together; `drain()` takes all that are ready. To read only the complete result, call `wait()` and then `drain()`.
     """
+
+    queued: "Future[None]"
+    """Done when all of it is queued; set when it is submitted."""
 
     def __init__(self, prompt_ids: Sequence[int], params: SamplingParams | None, n: int = 1, caller: Caller = ANYONE):
         self.caller = caller

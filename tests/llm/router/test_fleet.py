@@ -65,10 +65,10 @@ def test_several_answers_at_once(load: Load, fleet: Fleet) -> None:
     for deaths in ((5,), (40, 90), (0, 17, 60, 61, 200)):
         for number, after in enumerate(deaths):
             fleet.join(Mortal(load().tokens, fleet, after), f"mortal {number}")
-        begun = [model.begin(PROMPT, SamplingParams(**KINDS[kind] | n)) for kind in kinds]
+        begun = [model.submit(PROMPT, SamplingParams(**KINDS[kind] | n), wait=False) for kind in kinds]
         survivor = Mortal(load().tokens, fleet)
         fleet.join(survivor, "survivor")
-        for (generation, _), expected in zip(begun, undisturbed, strict=True):
+        for generation, expected in zip(begun, undisturbed, strict=True):
             for answer, right in zip(read(generation), expected, strict=True):
                 same(answer, right)
         fleet.leave(survivor)
@@ -84,7 +84,7 @@ def test_usage_is_counted_once(load: Load, fleet: Fleet) -> None:
     (whole,) = read(undisturbed.submit(PROMPT, params))
     for after in (3, 4, 0):
         fleet.join(Mortal(load().tokens, fleet, after), str(after))
-    begun, _ = model.begin(PROMPT, params)
+    begun = model.submit(PROMPT, params, wait=False)
     fleet.join(Mortal(load().tokens, fleet), "survivor")
     same(read(begun)[0], whole)
     alone.shutdown()
@@ -178,11 +178,10 @@ def test_what_is_the_requests_own_fault_moves_nothing(load: Load, fleet: Fleet) 
 def test_a_grammar_that_nobody_waits_for(load: Load, fleet: Fleet) -> None:
     """Cancelled while there is no engine, and while one compiles it."""
     model, params = in_words(load(), fleet), params_of("schema elsewhere")
-    _, queued = model.begin(PROMPT, params)
-    assert queued.cancel() and not fleet.busy
+    assert model.submit(PROMPT, params, wait=False).queued.cancel() and not fleet.busy
     fleet.join(Mortal(load().tokens, fleet), "only")
-    generation, queued = model.begin(PROMPT, params)
-    if queued.cancel():
+    generation = model.submit(PROMPT, params, wait=False)
+    if generation.queued.cancel():
         wait_until(lambda: not fleet.busy)
     else:
         read(generation)
