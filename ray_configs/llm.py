@@ -210,8 +210,8 @@ class LLMConfig(AppConfig, EngineConfig):
     routers: int = Field(0, ge=0, le=64)
     """Processes without chips that take the requests, hold text, keys, limits and batches, and give tokens to the
     replicas, which are engines alone then. An answer whose replica dies, hangs or is stopped goes on in another one,
-    word for word; with none left it waits for the next. 0: each replica answers for itself, and its death ends its
-    streams. Needs as many `min_replicas` as `max_replicas`. Limits of `callers` hold for each router."""
+    word for word; with none left it waits. 0: each replica answers for itself. Needs as many `min_replicas` as
+    `max_replicas`. Limits of `callers` hold for each router."""
     stored_responses: int | None = Field(None, ge=0)
     """Most recent answers of `/v1/responses` that a replica keeps in memory for `previous_response_id` and GET, at most
     256 MiB in all. 0: none. Default: 1000 with `max_replicas` 1, or 1 of `routers`, else 0, because they do not share
@@ -220,8 +220,8 @@ class LLMConfig(AppConfig, EngineConfig):
     """Answer `GET /tokenizer_info`, as vLLM does with its flag: the tokenizer's config and the chat template."""
     adapter_loading: bool = False
     """Answer `/v1/load_lora_adapter` and `/v1/unload_lora_adapter`, as vLLM does with its setting: whoever may ask the
-    model may then have it read any adapter of the hub, and those below `model_roots`. Needs `max_adapters` and one
-    replica."""
+    model may then have it read any adapter of the hub, and those below `model_roots`. Needs `max_adapters`, and one
+    replica or one of `routers`."""
     batches: str | None = Field(None, min_length=1)
     """Folder or bucket (`gs://bucket/batches`) for OpenAI's Files and Batch APIs, `/v1/files` and `/v1/batches`. All
     replicas must see the same one. None: both answer 404; but `podslice serve` on one machine keeps them in
@@ -257,11 +257,13 @@ class LLMConfig(AppConfig, EngineConfig):
     @model_validator(mode="after")
     def _routers_know_how_many(self) -> "LLMConfig":
         if self.routers and self.min_replicas != self.max_replicas:
-            raise ValueError(
-                f"routers: replicas behind them are not scaled by traffic yet: set min_replicas ({self.min_replicas}) "
-                f"and max_replicas ({self.max_replicas}) to the same number"
-            )
+            raise ValueError("routers: set min_replicas and max_replicas alike; traffic does not scale them yet")
         return self
+
+    @property
+    def worker_cpus(self) -> float:
+        """CPUs that a worker needs for one replica, and its share of the routers."""
+        return self.num_cpus * (1 + -(-self.routers // self.max_replicas))
 
     @property
     def answering(self) -> int:

@@ -24,6 +24,8 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 Pool = Literal["mean", "last"]
 """How hidden states become an embedding: the mean over all tokens, or the last token's."""
 
+LATE = "the request's deadline has passed"
+
 MAX_CHOICES = 128  # answers of one request, or suffixes to score
 MAX_BIAS = 512  # logit_bias entries of one request
 MAX_STOPS = 128  # stop strings of one request, each searched for in the text of every token

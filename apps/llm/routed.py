@@ -5,7 +5,6 @@
 Ray starts both and tells where the engines are; no request passes through it.
 """
 
-import asyncio
 import logging
 import threading
 import time
@@ -21,9 +20,8 @@ from apps.llm.router.wire.remote import RemoteEngine
 from apps.llm.router.wire.served import ServedEngine
 from apps.llm.slice import load_engine
 from apps.llm.words_server import WordsServer
-from apps.serving import progress
-from apps.serving.ingress.api_keys import Principals, principals, principals_from_environment
-from apps.serving.replica import host, log_as_serve_does
+from apps.serving.ingress.api_keys import Principals
+from apps.serving.replica import hosted, log_as_serve_does, without_keys
 from apps.serving.replica_options import on_cpu_pod, options
 from ray_configs.llm import LLMConfig
 
@@ -40,9 +38,9 @@ LEAVE_S = 5.0
 
 
 def bound_routers(config: LLMConfig) -> serve.Application:
-    """The application of a config with `routers`. Keys are passed as digests: see `replica.bound`."""
-    keys = principals_from_environment(principals(key.get_secret_value() for key in config.api_keys))
-    config, chosen = config.model_copy(update={"api_keys": ()}), options(config)
+    """The application of a config with `routers`. Engines get no keys: only routers let clients in."""
+    chosen = options(config)
+    config, keys = without_keys(config)
     # Deployments, which type checkers take for the classes.
     engine, router = cast(Any, LLMEngine), cast(Any, LLMRouter)
     in_front = {name: chosen[name] for name in chosen if name not in ("autoscaling_config", "max_replicas_per_node")}
@@ -61,14 +59,8 @@ class LLMEngine:
     async def __init__(self, config: LLMConfig):  # type: ignore[misc]  # Serve awaits it
         log_as_serve_does()
         self._deadline_s = config.health_step_deadline_s
-        context = serve.get_replica_context()
-        progress.app = context.app_name
-        try:
-            self._engine, self._hosts = await asyncio.to_thread(host, config, load_engine)
-        except Exception as error:
-            progress.tell({"failure": progress.reason(error)})
-            raise
-        name = context.replica_id.unique_id
+        self._engine, self._hosts = await hosted(config, load_engine)
+        name = serve.get_replica_context().replica_id.unique_id
         self._served = ServedEngine(self._engine.tokens, ray.util.get_node_ip_address(), name)
 
     async def endpoint(self) -> Endpoint:
@@ -164,14 +156,18 @@ class RunningEngines:
         if found is None:
             return
         addresses = {endpoint.address for endpoint in found}
-        for address in self._remotes.keys() - addresses:
-            self._leaves(self._remotes[address])
+        for address, remote in list(self._remotes.items()):
+            if address not in addresses:
+                self._leaves(remote)
+            elif self._fleet is not None and not self._fleet.has(remote):  # given up for an error; begin anew
+                self._remotes.pop(address, None)
+                remote.shutdown()
         self._left &= addresses
         for endpoint in found:
             if endpoint.address in self._remotes.keys() | self._left:
                 continue
-            if (remote := self._connected(endpoint)) is not None:
-                self._join(remote)
+            if (new := self._connected(endpoint)) is not None:
+                self._join(new)
 
     def _running(self) -> list[Endpoint] | None:
         """Those that run; None if one of them does not answer, so nothing is known."""

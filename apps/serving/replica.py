@@ -48,6 +48,16 @@ def host(config: C, load: Callable[[C], T]) -> T:
     return loaded
 
 
+async def hosted(config: C, load: Callable[[C], T]) -> T:
+    """`host` in a thread, because Serve's control calls share this event loop. Why it fails is told to who serves."""
+    progress.app = serve.get_replica_context().app_name
+    try:
+        return await asyncio.to_thread(host, config, load)
+    except Exception as error:
+        progress.tell({"failure": progress.reason(error)})
+        raise
+
+
 def log_as_serve_does() -> None:
     """Log where, how and from which level on the service's config lets Serve log, but no line for each request.
 
@@ -69,12 +79,16 @@ def bound(server: Any, config: LLMConfig | StableDiffusionConfig) -> serve.Appli
     """The application of one EngineServer, with the deployment options that follow from the config.
 
     `server` is a Deployment: what `serve.deployment` makes of a class, which type checkers take for the class.
-
-    Keys are passed as digests, so that no pickle, log or process listing of the cluster contains one. Those of this
-    process's environment are passed too: the replicas' own may lack them, in a cluster that was started without.
     """
+    return server.options(**options(config)).bind(*without_keys(config))
+
+
+def without_keys(config: C) -> tuple[C, Principals]:
+    """A config without its keys, and the keys as digests, so that no pickle, log or process listing of the cluster
+    contains one. Those of this process's environment are among them: the replicas' own may lack them, in a cluster that
+    was started without."""
     keys = principals_from_environment(principals(key.get_secret_value() for key in config.api_keys))
-    return server.options(**options(config)).bind(config.model_copy(update={"api_keys": ()}), keys)
+    return config.model_copy(update={"api_keys": ()}), keys
 
 
 def for_this_machine(keys: Principals) -> bool:
@@ -106,13 +120,7 @@ class EngineServer(ABC):
         self._for_this_machine = await asyncio.to_thread(for_this_machine, self._keys)
         self._requests = OpenRequests()
         front.admit(self._keys)
-        # In a thread: Serve's control calls share this event loop.
-        progress.app = serve.get_replica_context().app_name
-        try:
-            self._model: HostedModel = await asyncio.to_thread(host, config, self.load)
-        except Exception as error:
-            progress.tell({"failure": progress.reason(error)})
-            raise
+        self._model: HostedModel = await hosted(config, self.load)
         self._reports = asyncio.create_task(self._model.report_forever())
 
     @abstractmethod

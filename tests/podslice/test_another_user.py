@@ -42,17 +42,6 @@ def home() -> Iterator[Path]:
         yield Path(name)
 
 
-@pytest.fixture
-def runs() -> Iterator[list[subprocess.Popen[str]]]:
-    """What a test starts; it is stopped however the test ends."""
-    started: list[subprocess.Popen[str]] = []
-    yield started
-    for run in started:
-        run.terminate()
-    for run in started:
-        run.communicate(timeout=60)
-
-
 def users_of_proxies(run: subprocess.Popen[str]) -> set[int]:
     below = psutil.Process(run.pid).children(recursive=True)
     return {process.uids().effective for process in below if process.is_running() and process.name() == "haproxy"}

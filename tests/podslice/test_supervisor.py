@@ -225,17 +225,6 @@ def alone() -> dict[str, str]:
     return os.environ | {"RAY_ADDRESS": "local"}
 
 
-@pytest.fixture
-def runs() -> Iterator[list[subprocess.Popen[str]]]:
-    """What a test starts; it is stopped however the test ends."""
-    started: list[subprocess.Popen[str]] = []
-    yield started
-    for run in started:
-        run.terminate()
-    for run in started:
-        run.wait(60)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # kernels are compiled, which takes a busy machine minutes
 def test_the_demo_from_its_start_to_its_end(runs: list[subprocess.Popen[str]], tmp_path: Path) -> None:

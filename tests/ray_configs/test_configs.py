@@ -415,3 +415,4 @@ def test_routers_stand_before_a_fixed_number_of_replicas() -> None:
         LLMConfig(routers=2, min_replicas=1, max_replicas=4)
     assert LLMConfig(routers=1, min_replicas=4, max_replicas=4).kept_responses == STORED_RESPONSES
     assert LLMConfig(routers=2, min_replicas=4, max_replicas=4).kept_responses == 0
+    assert LLMConfig(routers=3, min_replicas=2, max_replicas=2, num_cpus=2).worker_cpus == 2 + 2 * 2, "two at most"

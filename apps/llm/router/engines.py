@@ -1,6 +1,5 @@
 """The engines of a fleet, and which of them a request goes to."""
 
-import time
 from collections.abc import Callable, Iterator
 
 from apps.llm.api import Capabilities
@@ -12,7 +11,7 @@ from apps.llm.router.journey import Journey, Member
 class FleetEngines:
     """Those that get requests, by their caches and loads. Not thread-safe."""
 
-    def __init__(self, capabilities: Capabilities, max_load_share: float, clock: Callable[[], float] = time.monotonic):
+    def __init__(self, capabilities: Capabilities, max_load_share: float, clock: Callable[[], float]):
         self._page_root, self._page_size, self._clock = capabilities.page_root, capabilities.page_size, clock
         self._members: dict[TokenEngine, Member] = {}
         self._choice = CacheChoice(0, self._page_size, max_load_share)

@@ -71,6 +71,10 @@ class Fleet:
         """This engine is gone: move what it had."""
         self._traffic.lost(engine, reason)
 
+    def has(self, engine: TokenEngine) -> bool:
+        """Whether this engine is a member."""
+        return self._traffic.has(engine)
+
     @property
     def members(self) -> list[str]:
         """The names of the engines that get requests."""

@@ -1,17 +1,16 @@
-"""A request on its way through a fleet: where it is, and what its reader has of it."""
+"""A request on its way through a fleet, and the engine that has it: each knows the other."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import msgspec
 
-from apps.llm.api import Capabilities, EngineStats, Sink, TokenOutput, TokenRequest
+from apps.llm.api import Capabilities, EngineStats, FinishReason, Sink, TokenOutput, TokenRequest
 from apps.llm.engine.interface import TokenEngine
 from apps.llm.page_names import PageName, page_names, page_root
 from apps.llm.placement.choice import EngineLoad
 
-LATE = "the request's deadline has passed"
 PREFILL_IN_FLIGHT = 16_384
 """Tokens of moved requests that an engine may have to compute at a time; one request of any length always may."""
 
@@ -50,7 +49,8 @@ class Journey:
     @property
     def length(self) -> int:
         """Tokens to compute before its next one, if nothing of it is cached."""
-        return len(self.request.prompt_ids) + len(self.request.suffix or ()) + len(self.tokens)
+        request = self.request
+        return len(request.prompt_ids) + len(request.suffix or request.answer_ids) + len(self.tokens)
 
     @property
     def urgency(self) -> tuple[float, int]:
@@ -93,13 +93,20 @@ class Journey:
             return output
         return msgspec.structs.replace(output, request=self.request.id, cached_tokens=self.cached_tokens)
 
-    def last(self, reason: str, of_answer: bool = True) -> TokenOutput:
-        """An output that ends it with an error."""
+    def last(
+        self,
+        reason: FinishReason,
+        error: str | None = None,
+        of_answer: bool = True,
+        at_fault: str | None = None,
+    ) -> TokenOutput:
+        """An output that ends it without another token; see `TokenOutput`."""
         return TokenOutput(
             request=self.request.id,
-            finish_reason="error",
-            error=reason,
-            of_answer=of_answer,
+            finish_reason=reason,
+            error=error,
+            of_answer=of_answer and error is not None,
+            at_fault=at_fault,
             cached_tokens=self.cached_tokens,
         )
 
@@ -120,6 +127,15 @@ class Member:
     def sink(self, outputs: list[TokenOutput]) -> None:
         """See `Sink`: of all requests that the engine has of this fleet, so that a step's outputs stay together."""
         self._taken(self, outputs)
+
+    def submit(self, requests: Sequence[TokenRequest]) -> "Future[None]":
+        """As `TokenEngine.submit`; what that raises, the future fails with."""
+        try:
+            return self.engine.submit(requests, self.sink)
+        except BaseException as error:
+            failed = Future[None]()
+            failed.set_exception(error)
+            return failed
 
     def has_room_for(self, journey: Journey) -> bool:
         """Whether it takes a request that has moved, beside others of those."""

@@ -6,10 +6,10 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError, Future
 
-from apps.llm.api import EngineStopped, QueueFull, RequestError, Sink, TokenOutput, TokenRequest, UnknownAdapter
+from apps.llm.api import LATE, EngineStopped, QueueFull, RequestError, Sink, TokenOutput, TokenRequest, UnknownAdapter
 from apps.llm.engine.interface import TokenEngine
 from apps.llm.router.engines import FleetEngines
-from apps.llm.router.journey import LATE, Journey, Member, RequestGroup
+from apps.llm.router.journey import Journey, Member, RequestGroup
 
 log = logging.getLogger("podslice")
 
@@ -40,6 +40,10 @@ class FleetTraffic:
     @property
     def open(self) -> int:
         return len(self._journeys)
+
+    def has(self, engine: TokenEngine) -> bool:
+        """Whether this engine gets requests."""
+        return any(member.engine is engine for member in self.engines)
 
     @property
     def homeless(self) -> int:
@@ -96,12 +100,7 @@ class FleetTraffic:
         now = self._clock()
         for journey in group.journeys:
             member.journeys[journey.id], journey.member = journey, member
-        try:
-            done = member.engine.submit([journey.beginning(now) for journey in group.journeys], member.sink)
-        except BaseException as error:
-            done = Future()
-            done.set_exception(error)
-        group.compiling = done
+        done = group.compiling = member.submit([journey.beginning(now) for journey in group.journeys])
         done.add_done_callback(lambda done: self._begun(group, member, done))
 
     def _begun(self, group: RequestGroup, member: Member, done: "Future[None]") -> None:
@@ -119,6 +118,7 @@ class FleetTraffic:
                 self._refused(group.journeys, error)
             elif error is not None:
                 self._drop(group)
+            group.journeys = []  # the future's callback has the group: their prompts are not to live as long
         if not told and group.queued.set_running_or_notify_cancel():
             if error is None:
                 group.queued.set_result(None)
@@ -144,10 +144,7 @@ class FleetTraffic:
         for journey in journeys:
             self._end(journey)
             field = error.field if isinstance(error, RequestError) else None
-            output = TokenOutput(
-                request=journey.request.id, finish_reason="error", error=str(error), of_answer=True, at_fault=field
-            )
-            journey.sink([output])
+            journey.sink([journey.last("error", str(error), at_fault=field)])
 
     def abort(self, ids: Sequence[int]) -> None:
         """See `TokenEngine.abort`."""
@@ -161,7 +158,7 @@ class FleetTraffic:
                     journey.member.engine.abort([journey.id])
                 else:
                     self._end(journey)
-                    journey.sink([TokenOutput(request=id, finish_reason="abort", cached_tokens=journey.cached_tokens)])
+                    journey.sink([journey.last("abort")])
 
     def _take(self, member: Member, outputs: list[TokenOutput]) -> None:
         """Hand a member's outputs on. Called by its thread."""
@@ -212,11 +209,11 @@ class FleetTraffic:
             journey.member, journey.runs = None, False
             if journey.aborted:
                 self._end(journey)
-                output = TokenOutput(request=journey.request.id, finish_reason="abort")
-                journey.sink([output])
+                journey.sink([journey.last("abort")])
             elif journey.fatal >= MOST_FATAL:
                 self._end(journey)
-                journey.sink([journey.last(f"{journey.fatal} engines ended with it, one after another: {reason}")])
+                why = f"{journey.fatal} engines ended with it, one after another: {reason}"
+                journey.sink([journey.last("error", why)])
             else:
                 journey.moved = journey.moved or journey.group is None
                 self._homeless.append(journey)
@@ -225,18 +222,14 @@ class FleetTraffic:
     def _place(self) -> None:
         """Give waiting requests to engines, the most urgent first, as long as those take more."""
         self._homeless.sort(key=lambda journey: journey.urgency)
-        begun = set[int]()
         for journey in list(self._homeless):
             if not len(self.engines):
                 return
-            if journey.member is not None or journey not in self._homeless:
+            if journey not in self._homeless:  # an engine has it, or it has ended, since this loop began
                 continue
-            if journey.group is not None:
-                group = journey.group
-                if id(group) not in begun:
-                    begun.add(id(group))
-                    self._homeless = [each for each in self._homeless if each.group is not group]
-                    self._begin(group)
+            if (group := journey.group) is not None:
+                self._homeless = [each for each in self._homeless if each.group is not group]
+                self._begin(group)
                 continue
             member = self.engines.choose(journey)
             if member is None:
@@ -248,11 +241,7 @@ class FleetTraffic:
         journey.id, journey.member, journey.moved = next(self._moved_ids), member, True
         member.journeys[journey.id] = journey
         self.moves += 1
-        try:
-            done = member.engine.submit([journey.continuation(journey.id, self._clock())], member.sink)
-        except BaseException as error:
-            done = Future()
-            done.set_exception(error)
+        done = member.submit([journey.continuation(journey.id, self._clock())])
         done.add_done_callback(lambda done: self._continued(journey, member, done))
 
     def _continued(self, journey: Journey, member: Member, done: "Future[None]") -> None:
@@ -277,7 +266,7 @@ class FleetTraffic:
             now = self._clock()
             for journey in [each for each in self._homeless if each.ends is not None and each.ends <= now]:
                 self._end(journey)
-                journey.sink([journey.last(LATE)])
+                journey.sink([journey.last("error", LATE)])
             if self._homeless:
                 self._place()
 
@@ -289,4 +278,4 @@ class FleetTraffic:
                 if journey.member is not None:
                     journey.member.engine.abort([journey.id])
                 self._end(journey)
-                journey.sink([journey.last("the engine was shut down", of_answer=False)])
+                journey.sink([journey.last("error", "the engine was shut down", of_answer=False)])

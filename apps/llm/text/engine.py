@@ -12,6 +12,7 @@ queue prompts without an answer.
 
 import asyncio
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Ids
 from concurrent.futures import Future
@@ -200,8 +201,12 @@ class Engine(Scripting):
         delivery.expect(ids, generation)
         began = time.monotonic_ns()
 
+        known, compiles = weakref.ref(generation), requests[0].grammar is not None  # it has the future, which has this
+
         def settled(queued: "Future[None]") -> None:
-            if requests[0].grammar is not None:
+            if (generation := known()) is None:  # it has ended
+                return
+            if compiles:
                 generation.times.grammar = began, time.monotonic_ns()
                 generation.times.queued = time.monotonic_ns()
             if queued.cancelled() or queued.exception() is not None:

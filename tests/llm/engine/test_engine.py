@@ -1,8 +1,10 @@
 """The engine as its users see it: a tiny random Llama, real text in and out."""
 
 import asyncio
+import gc
 import random
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from transformers import AutoModelForCausalLM
 from apps.llm.text import Engine, SamplingParams
 from apps.llm.text.generation import Generation
 from tests.llm.engine.asking import ask, ids, read, settled, text
+from tests.llm.serve.serving import wait_until
 
 Load = Callable[..., Engine]
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
@@ -177,6 +180,21 @@ def test_async_readers(load: Load) -> None:
         return await asyncio.gather(*map(one, PROMPTS))
 
     assert asyncio.run(main()) == engine.generate(PROMPTS, GREEDY)
+
+
+@pytest.mark.parametrize("schema", [None, {"type": "integer"}])
+def test_nothing_keeps_a_request_that_has_been_read(load: Load, schema: dict[str, str] | None) -> None:
+    """Not until the garbage collector comes, either: a prompt may be long."""
+    generation = load().submit("What?", SamplingParams(max_tokens=3, json_schema=schema))
+    read(generation)
+    settled(load())
+    kept = weakref.ref(generation)
+    gc.disable()
+    try:
+        del generation
+        wait_until(lambda: kept() is None, 10)
+    finally:
+        gc.enable()
 
 
 def test_mixed_traffic_compiles_nothing_and_leaves_nothing(load: Load) -> None:

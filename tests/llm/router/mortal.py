@@ -46,15 +46,15 @@ class Mortal:
         shown = list[TokenOutput]()
         for output in outputs:
             if self.dead or self.silent:
-                return None
+                return
             if self._left is not None:
                 if self._left < len(output.token_ids):
                     self._sink(shown)
-                    return self.die()
+                    self.die()
+                    return
                 self._left -= len(output.token_ids)
             shown.append(msgspec.structs.replace(output, request=self._theirs[output.request]))
         self._sink(shown)
-        return None
 
     def abort(self, ids: Sequence[int]) -> None:
         self._engine.abort([self._ours[id] for id in ids if id in self._ours])

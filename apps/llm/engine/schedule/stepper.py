@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Generic
 
-from apps.llm.api import EngineStats, Sink, TokenOutput
+from apps.llm.api import LATE, EngineStats, Sink, TokenOutput
 from apps.llm.engine.executor_protocol import Executor, LaunchedT, Tokens
 from apps.llm.engine.schedule.adapter_changes import AdapterChanges
 from apps.llm.engine.schedule.answer import Answer, failed, last_output
@@ -31,7 +31,6 @@ UNSOUND = (
     "the numbers that the model computed are not finite: its weights, or the adapter's, are too large for their type, "
     "or damaged"
 )
-LATE = "the request's deadline has passed"
 
 Member = tuple[Sequence, Answer | PromptTask, Sink]
 """A request: its scheduler state, the answer or prompt task that consumes its tokens, and who takes its outputs."""
