@@ -60,7 +60,7 @@ def main(kind: str, port: str, *arguments: str) -> None:
         tell({"stage": "starting Ray"})
         # No dashboard: it adds eleven processes. `serve run` starts it.
         cpus = None if joins_a_cluster() else logical_cpus(serving)
-        ray.init(
+        private_ray.start_ray(
             namespace="serve",
             num_cpus=cpus,
             log_to_driver=False,
@@ -135,7 +135,7 @@ def _watch_ray(stopping: threading.Event) -> None:
 
 def _start_serve(serving: Serving, logs: LoggingConfig | None) -> None:
     try:
-        serve.start(http_options=HTTPOptions(**serving.http), logging_config=logs)
+        private_ray.start_serve(http_options=HTTPOptions(**serving.http), logging_config=logs)
     except Exception as error:
         tell({"failure": reason(error)})
         raise

@@ -73,7 +73,9 @@ def ray_cluster() -> Iterator[str]:
     from apps.serving.ingress.direct_ingress import prefer_direct_ingress
 
     prefer_direct_ingress()
-    context = ray.init(
+    from apps.serving.private_ray import start_ray  # imports Serve, which reads the environment
+
+    context = start_ray(
         address="local",
         num_cpus=16,
         include_dashboard=False,
@@ -91,7 +93,9 @@ def serve_url(ray_cluster: str) -> Iterator[str]:
     """Where Serve's HTTP answers, on a port of its own; each application has its own route prefix under it."""
     from ray import serve
 
+    from apps.serving.private_ray import start_serve
+
     port = free_port()
-    serve.start(http_options={"port": port})
+    start_serve(http_options={"port": port})
     yield f"http://127.0.0.1:{port}"
     serve.shutdown()

@@ -7,6 +7,7 @@ tests pass with a newer one.
 import csv
 import math
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,10 +19,13 @@ import ray._private.worker
 from ray import PlacementGroupID, serve
 from ray.core.generated import common_pb2, gcs_pb2
 from ray.serve.context import _get_global_client, _get_internal_replica_context
-from ray.serve.schema import LoggingConfig
+from ray.serve.schema import LoggingConfig, ProxyStatus
 from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
 
 CALL_S = 30
+PROXIES_S = 600
+"""A proxy is a Python process: three at once took 53 s to start on two cores with three other programs."""
+TOO_LATE = "The current node timed out during startup"
 # Protobuf makes these at import, where no type checker sees them.
 IDLE: Any = vars(common_pb2)["NodeDeathInfo"].AUTOSCALER_DRAIN_IDLE
 ALIVE: Any = vars(gcs_pb2)["GcsNodeInfo"].ALIVE
@@ -184,6 +188,33 @@ def _open_at(proxy: Any) -> int:
     now = sum(int(row["scur"]) for row in rows if row["svname"] == "BACKEND")
     # A former HAProxy, which a newer one has replaced, ends with its last answer.
     return now + len([process for process in proxy._haproxy._old_procs if process.returncode is None])
+
+
+def start_ray(**options: Any) -> Any:
+    """`ray.init`, but up to three times: Ray allows a node 30 s to start, which a busy machine may exceed."""
+    for _ in range(2):
+        try:
+            return ray.init(**options)
+        except Exception as error:
+            if TOO_LATE not in str(error):
+                raise
+            ray.shutdown()
+    return ray.init(**options)
+
+
+def start_serve(**options: Any) -> None:
+    """`serve.start`, but with PROXIES_S for the proxies, for which Serve allows a minute.
+
+    Raises whatever `serve.start` does, and TimeoutError.
+    """
+    until = time.monotonic() + PROXIES_S
+    try:
+        serve.start(**options)
+    except TimeoutError:  # the controller goes on starting them
+        while any(proxy != ProxyStatus.HEALTHY for proxy in serve.status().proxies.values()):
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.5)
 
 
 def controller_runs() -> bool:

@@ -30,10 +30,10 @@ import sys
 from apps.serving.ingress.direct_ingress import prefer_direct_ingress
 prefer_direct_ingress()
 import ray
-from ray import serve
 from ray.serve.scripts import cli
+from apps.serving import private_ray
 ray.init(namespace="serve", include_dashboard=False, log_to_driver=False)
-serve.start(http_options={"port": int(sys.argv[1])})
+private_ray.start_serve(http_options={"port": int(sys.argv[1])})
 cli(["run", "tests.podslice.slow_server:build"])
 """
 """`serve run`, which has no option for its port."""

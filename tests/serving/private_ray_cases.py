@@ -3,6 +3,7 @@
 Run by test_private_ray.py.
 """
 
+import inspect
 import json
 import logging
 import time
@@ -15,7 +16,7 @@ import ray
 from packaging.requirements import Requirement
 from packaging.version import Version
 from ray import serve
-from ray.serve.schema import LoggingConfig
+from ray.serve.schema import LoggingConfig, ProxyStatus
 from ray.util.placement_group import placement_group, placement_group_table
 
 from apps.serving import private_ray
@@ -42,7 +43,9 @@ def cluster() -> Iterator[None]:
         include_dashboard=False,
         log_to_driver=False,
     )
-    serve.start(http_options={"host": "127.0.0.1", "port": PORT})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ray.serve._private.api, "HTTP_PROXY_TIMEOUT", 0.01)  # as on a machine that is too busy
+        private_ray.start_serve(http_options={"host": "127.0.0.1", "port": PORT})
     yield
     serve.shutdown()
     ray.shutdown()
@@ -139,6 +142,23 @@ def test_applications_with_versions() -> None:
     while "echo" in private_ray.applications():
         assert time.monotonic() < deadline
         time.sleep(0.2)
+
+
+def test_a_node_that_starts_too_late_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert private_ray.TOO_LATE in inspect.getsource(ray._private.node)
+    late = iter([Exception(f"{private_ray.TOO_LATE}. This could happen because"), ValueError("no such option")])
+
+    def init(**options: str) -> None:
+        raise next(late)
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    with pytest.raises(ValueError, match="no such option"):
+        private_ray.start_ray(namespace="serve")
+
+
+def test_serve_is_started_when_all_proxies_are() -> None:
+    assert set(serve.status().proxies.values()) == {ProxyStatus.HEALTHY}
 
 
 def test_http_port() -> None:

@@ -38,8 +38,10 @@ def served(port: int) -> None:
     import ray  # isort: skip
     from ray import serve
 
+    from apps.serving.private_ray import start_serve
+
     ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, namespace="serve")
-    serve.start(http_options={"port": port})
+    start_serve(http_options={"port": port})
     serve.run(app)
     print("ready", flush=True)
     sys.stdin.read()

@@ -10,6 +10,7 @@ from typing import Any
 import ray
 
 from apps.jobs.generation.parts import OutputRefused
+from apps.serving.private_ray import start_ray
 from ray_configs.llm import LLMConfig
 
 
@@ -29,7 +30,7 @@ def connected(config: LLMConfig, replicas: int, address: str | None) -> Iterator
         cpus = max(os.cpu_count() or 1, math.ceil(replicas * config.num_cpus) + 2)
         kind = {"address": "local", "num_cpus": cpus, "include_dashboard": False}
     try:
-        ray.init(**kind, logging_level=logging.WARNING)
+        start_ray(**kind, logging_level=logging.WARNING)
     except (OSError, RuntimeError, ValueError) as error:
         raise OutputRefused(f"there is no Ray cluster at {address or 'this machine'}: {error}") from error
     try:

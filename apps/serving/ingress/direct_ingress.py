@@ -26,7 +26,7 @@ def environment() -> dict[str, str]:
         # An HAProxy thread forwards some 100,000 tokens a second; more threads than cores only add overhead.
         "RAY_SERVE_HAPROXY_NBTHREAD": str(min(4, max(1, (os.cpu_count() or 1) // 2))),
         # A busy machine may take longer than Serve's 5 s, after which it kills the proxy, and `serve.start` fails.
-        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "600",
     }
 
 

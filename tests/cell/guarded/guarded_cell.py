@@ -8,7 +8,7 @@ import os
 import sys
 
 PORT, FOLDER, DIRECT = sys.argv[1:]
-os.environ |= {"RAY_SERVE_ENABLE_HA_PROXY": DIRECT, "RAY_raylet_start_wait_time_s": "180"}
+os.environ["RAY_SERVE_ENABLE_HA_PROXY"] = DIRECT
 
 import ray  # noqa: E402
 from ray import serve  # noqa: E402
@@ -16,18 +16,12 @@ from ray.serve.config import HTTPOptions  # noqa: E402
 
 from apps.cell import build  # noqa: E402
 from apps.serving.ingress.direct_ingress import prefer_direct_ingress  # noqa: E402
+from apps.serving.private_ray import start_ray, start_serve  # noqa: E402
 from ray_configs.cell import CellConfig  # noqa: E402
 
 prefer_direct_ingress()
-for last in (False, False, True):
-    try:
-        ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False, namespace="serve")
-        break
-    except Exception:  # a busy machine's raylet may answer too late, and there is no setting for that
-        if last:
-            raise
-        ray.shutdown()
-serve.start(http_options=HTTPOptions(host="127.0.0.1", port=int(PORT)))
+start_ray(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False, namespace="serve")
+start_serve(http_options=HTTPOptions(host="127.0.0.1", port=int(PORT)))
 serve.run(build(CellConfig(name="guarded", state_uri=FOLDER, admins="alice")), name="cell", route_prefix="/")
 print("ready", flush=True)
 sys.stdin.read()

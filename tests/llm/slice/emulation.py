@@ -25,6 +25,7 @@ from ray.util.placement_group import placement_group_table
 from apps.llm import build
 from apps.llm.slice_reservation import slices
 from apps.serving.ingress.direct_ingress import prefer_direct_ingress
+from apps.serving.private_ray import start_serve
 from ray_configs.cluster.labels import TPU_SLICE_NAME, TPU_WORKER_ID
 from ray_configs.llm import LLMConfig
 from ray_configs.tpu import TpuSlice
@@ -115,7 +116,7 @@ class Emulation:
     def serve(self) -> str:
         """Serve's URL. One proxy: all hosts are this machine, and a port is there only once."""
         port = free_port()
-        serve.start(proxy_location="HeadOnly", http_options={"port": port})
+        start_serve(proxy_location="HeadOnly", http_options={"port": port})
         return f"http://127.0.0.1:{port}"
 
     def deploy(self, config: dict[str, Any]) -> None:
