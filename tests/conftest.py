@@ -20,8 +20,7 @@ os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 # Ray's Cluster and `ray start` leave their address for all of the machine: `podslice serve` of another test would join.
 os.environ.setdefault("RAY_ADDRESS", "local")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Beside the programs in each test's own compile cache there are the CPU's kernels, the same for all models:
-# half a minute of both cores where four processes make them at once.
+# The CPU's kernels, the same for all models: half a minute of both cores where four processes make them at once.
 os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(tempfile.gettempdir(), f"podslice-test-kernels-{os.getuid()}")))
 # Hypothesis draws the same examples in every run: a suite that draws anew fails now and then on what nobody changed.
 # `make test PYTEST_ARGS="--hypothesis-profile default"` draws others.
@@ -62,6 +61,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return "cluster" if nodeid.startswith(ONE_CLUSTER) else nodeid.partition("::")[0]
 
     return ClusterTogether(config, log)
+
+
+@pytest.fixture(scope="session")
+def compile_cache() -> str:
+    """The machine's folder for the tests' compiled programs: half of the tests' CPU time went into compiling them."""
+    return str(Path(tempfile.gettempdir(), f"podslice-test-programs-{os.getuid()}"))
 
 
 @pytest.fixture(scope="session")

@@ -59,7 +59,7 @@ def ask(cell: Client, model: str) -> httpx.Response:
     return cell.http.post("/v1/chat/completions", json=body)
 
 
-def answer(cell: Client, model: str, timeout_s: float = 60) -> str:
+def answer(cell: Client, model: str, timeout_s: float = 240) -> str:
     """The answer, as soon as the adapter is loaded."""
     deadline = time.monotonic() + timeout_s
     while (reply := ask(cell, model)).status_code == 503:

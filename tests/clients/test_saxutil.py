@@ -280,7 +280,7 @@ def test_wait_until_active(cell, start):
     cell.become("/sax/test/new", "LOADING")
     assert process.stderr.readline() == "/sax/test/new: LOADING, 0 of 1 replicas active\n"
     cell.become("/sax/test/new", "LOADED", 1)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=240)
     assert process.returncode == 0 and out.startswith("/sax/test/new: LOADED, 1 of 1 replicas active, after")
     assert err == "/sax/test/new: LOADED, 1 of 1 replicas active\n"
 
@@ -290,12 +290,12 @@ def test_wait_in_vain(cell, start):
     bad, gone = (start(PROGRAM, *begin, f"/sax/test/{name}", PATH, "/none", "1") for name in ("bad", "gone"))
     bad.stderr.readline()
     cell.become("/sax/test/bad", "FAILED", 0, "no checkpoint at /none")
-    out, err = bad.communicate(timeout=60)
+    out, err = bad.communicate(timeout=240)
     assert (bad.returncode, out) == (1, "")
     assert err.endswith("\nerror: /sax/test/bad failed to load: no checkpoint at /none\n")
     gone.stderr.readline()
     cell.become("/sax/test/gone", "GONE")
-    out, err = gone.communicate(timeout=60)
+    out, err = gone.communicate(timeout=240)
     assert (gone.returncode, out) == (1, "")
     assert err.endswith("\nerror: /sax/test/gone was unpublished before all of its replicas were active.\n")
 
@@ -304,13 +304,13 @@ def test_watch_ends_with_the_model_or_with_the_user(cell, start):
     user, other = (start(PROGRAM, "-sax_root", cell.url, "watch", LM) for _ in range(2))
     assert "WAITING, 0 of 2 replicas active" in user.stdout.readline()
     user.send_signal(signal.SIGINT)
-    assert user.communicate(timeout=60) == ("", "") and user.returncode == 130
+    assert user.communicate(timeout=240) == ("", "") and user.returncode == 130
     assert "WAITING" in other.stdout.readline()
     cell.drop_watches()  # it begins anew, and says nothing while nothing has changed
     cell.become(LM, "LOADED", 2)
     assert other.stdout.readline().endswith(" LOADED, 2 of 2 replicas active 10.0.0.0:8471 10.0.0.1:8471\n")
     cell.become(LM, "GONE")
-    out, err = other.communicate(timeout=60)
+    out, err = other.communicate(timeout=240)
     assert (other.returncode, out.splitlines()[-1][-5:], err) == (0, " GONE", "")
 
 

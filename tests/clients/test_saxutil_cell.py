@@ -55,6 +55,6 @@ def test_the_life_of_a_model(cell_url, saxutil, start):
     assert " LOADED, 1 of 1 replicas active" in watch.stdout.readline()
     assert saxutil("update", "-replicas=0", MODEL) == (0, "", "")
     assert saxutil("unpublish", MODEL) == (0, "", "")
-    out, err = watch.communicate(timeout=60)
+    out, err = watch.communicate(timeout=240)
     assert (watch.returncode, out.splitlines()[-1][-4:], err) == (0, "GONE", "")
     assert saxutil("unpublish", MODEL)[0] == 1

@@ -183,7 +183,7 @@ def test_this_operator_takes_back_what_kueue_writes_into_its_cluster(
 
 def ray_cluster(cluster: Cluster, namespace: str) -> Object:
     """The only one, once there is one."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while not (found := items(cluster, namespace, "rayclusters")):
         assert time.monotonic() < deadline, "the operator made no RayCluster"
         time.sleep(0.5)

@@ -24,11 +24,6 @@ def crowded_server() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
-def compile_cache(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(tmp_path_factory.mktemp("compile-cache"))
-
-
-@pytest.fixture(scope="session")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random Llama with a trained byte-level tokenizer: all that `Engine.load` needs."""
     from tests.llm.engine import tiny_models

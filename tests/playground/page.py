@@ -50,4 +50,4 @@ def running(url: str) -> Iterator[str]:
             yield address
         finally:
             process.terminate()
-            process.communicate(timeout=60)
+            process.communicate(timeout=240)

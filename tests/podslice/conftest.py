@@ -14,4 +14,4 @@ def runs() -> Iterator[list[subprocess.Popen[str]]]:
     for run in started:
         run.terminate()
     for run in started:
-        run.wait(60)
+        run.wait(240)

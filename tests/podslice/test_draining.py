@@ -123,7 +123,7 @@ def test_every_open_answer_ends_as_if_undisturbed(server: Callable[..., Running]
     running = server()
     streams = [Asked(f"{running.url}/stream/{LONG}") for _ in range(5)]
     for stream in streams:
-        assert stream.begun.wait(60)
+        assert stream.begun.wait(240)
     whole = Asked(f"{running.url}/whole/{LONG}")  # nothing of it is out before its end
     # Read so slowly that its end is still in the proxy when the replica is done with it.
     tail = Asked(f"{running.url}/stream/10?size=10000", pause_s=0.1)
@@ -158,7 +158,7 @@ def test_a_client_that_never_reads_is_waited_for_as_long_as_the_config_says(serv
 def test_a_second_ctrl_c_cuts_what_is_open(server: Callable[..., Running]) -> None:
     running = server()
     stream = Asked(f"{running.url}/stream/3000")
-    assert stream.begun.wait(60)
+    assert stream.begun.wait(240)
     running.process.send_signal(signal.SIGINT)
     assert "Ctrl-C again" in _line(running, "stopping")
     running.process.send_signal(signal.SIGINT)
@@ -200,7 +200,7 @@ def test_rays_own_command_lets_answers_finish(tmp_path: Path, number: signal.Sig
         processes = psutil.Process(run.pid).children(recursive=True)
         streams = [Asked(f"{url}/stream/{LONG}") for _ in range(3)]
         for stream in streams:
-            assert stream.begun.wait(60)
+            assert stream.begun.wait(240)
         time.sleep(1)
         os.killpg(run.pid, number) if number == signal.SIGINT else run.send_signal(number)
         run.wait(120)

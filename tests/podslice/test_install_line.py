@@ -33,7 +33,7 @@ sys.exit("no space" in sys.argv and print("ERROR: no space left") or ("no space"
 def installing(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs the program with another pip to its end."""
     process = start(tmp_path, *arguments)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=240)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
@@ -72,7 +72,7 @@ def test_ctrl_c_ends_it_after_pip(tmp_path: Path) -> None:
         assert process.poll() is None
         time.sleep(0.02)
     os.killpg(process.pid, signal.SIGINT)
-    assert process.communicate(timeout=60) == ("", "")
+    assert process.communicate(timeout=240) == ("", "")
     assert process.returncode == 130 and (tmp_path / "undone").exists()
     assert not list(tmp_path.glob("*.log"))
 
@@ -85,7 +85,7 @@ def test_two_at_once_wait_for_each_other(tmp_path: Path) -> None:
     assert process.stdout is not None
     assert "waiting" in process.stdout.readline()
     os.close(folder)
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=240)
     assert process.returncode == 1 and "ERROR: no space left" in out
 
 

@@ -21,6 +21,6 @@ def test_a_beat_that_is_under_way_does_not_take_the_lease_again(monkeypatch: pyt
 
     monkeypatch.setattr(bucket, "pipe_file", slowly)
     with leased(bucket, "/bucket/run", lease_s=4.0):
-        assert bucket.exists(f"/bucket/run/{LOCK}") and beating.wait(60)
+        assert bucket.exists(f"/bucket/run/{LOCK}") and beating.wait(240)
     assert not any(thread.name == "podslice-lease" for thread in threading.enumerate())
     assert not bucket.exists(f"/bucket/run/{LOCK}")

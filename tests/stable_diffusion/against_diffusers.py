@@ -94,7 +94,7 @@ def main() -> None:
         compare(f"http://127.0.0.1:{port}", args.rounds, args.pictures)
     finally:
         server.stdin.close()
-        server.wait(timeout=60)
+        server.wait(240)
     return None
 
 

@@ -113,14 +113,14 @@ def test_two_threads_that_save_write_two_parts(tmp_path: Path, monkeypatch: pyte
     def slowly(*arguments: object, **named: object) -> Iterator[object]:
         with writing(*arguments, **named) as file:
             began.set()
-            assert go_on.wait(60)
+            assert go_on.wait(240)
             yield file
 
     monkeypatch.setattr(saved_parts, "writing", slowly)
     parts.add(chunk(0))
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(parts.save)
-        assert began.wait(60)
+        assert began.wait(240)
         parts.add(chunk(1, 2))
         second = pool.submit(parts.save)
         go_on.set()
@@ -177,7 +177,7 @@ def test_killed_at_any_moment(tmp_path: Path) -> None:
             time.sleep(random.uniform(0, 0.15))
             writer.kill()
             kills += 1
-        assert writer.wait(60) in (0, -signal.SIGKILL)
+        assert writer.wait(240) in (0, -signal.SIGKILL)
         writer.stdout.close()
     assert output.read_text().splitlines() == [f"answer {i}" for i in range(lines)]
 

@@ -71,7 +71,7 @@ class LocalRun:
 
     def interrupt(self, number: int = signal.SIGINT) -> int:
         self.process.send_signal(number)
-        status = self.process.wait(60)
+        status = self.process.wait(240)
         self._reader.join(10)
         return status
 

@@ -50,7 +50,7 @@ class Prometheus:
 
     def stop(self) -> None:
         self.process.terminate()
-        self.process.wait(60)
+        self.process.wait(240)
 
     def ready(self) -> bool:
         assert self.process.poll() is None, self.log.read_text()

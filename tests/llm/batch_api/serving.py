@@ -114,12 +114,12 @@ def begin(client: openai.OpenAI, content: bytes, endpoint: str = "/v1/completion
     return client.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window=window)  # type: ignore
 
 
-def ended(client: openai.OpenAI, batch: Any, timeout_s: float = 60) -> Any:
+def ended(client: openai.OpenAI, batch: Any, timeout_s: float = 240) -> Any:
     """Waits for the batch to end; returns it."""
     return until(client, batch, lambda now: now.status in ("completed", "failed", "expired", "cancelled"), timeout_s)
 
 
-def until(client: openai.OpenAI, batch: Any, condition: Callable[[Any], bool], timeout_s: float = 60) -> Any:
+def until(client: openai.OpenAI, batch: Any, condition: Callable[[Any], bool], timeout_s: float = 240) -> Any:
     deadline = time.monotonic() + timeout_s
     while not condition(now := client.batches.retrieve(batch.id)):
         assert time.monotonic() < deadline, now

@@ -34,7 +34,7 @@ def begin(
     return kept.records.add(owner, model, asked, window_s)["id"]
 
 
-async def until(condition: Callable[[], Any], timeout_s: float = 60) -> None:
+async def until(condition: Callable[[], Any], timeout_s: float = 240) -> None:
     deadline = time.monotonic() + timeout_s
     while not await asyncio.to_thread(condition):
         assert time.monotonic() < deadline, "timed out"

@@ -31,7 +31,7 @@ def text(outputs: list[Output]) -> str:
 
 def settled(engine: Engine) -> None:
     """Nothing runs, nothing waits and no page is held."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while True:
         stats = engine.stats()
         if not (stats.running or stats.waiting or stats.step_running_s) or time.monotonic() > deadline:

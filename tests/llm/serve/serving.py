@@ -58,7 +58,7 @@ def held(engine: Any, after: int = 0) -> Iterator[None]:
     launch, steps = executor.launch, itertools.count()
 
     def launch_later(*arguments: Any) -> Any:
-        assert next(steps) < after or go.wait(60)
+        assert next(steps) < after or go.wait(240)
         return launch(*arguments)
 
     executor.launch = launch_later
@@ -69,7 +69,7 @@ def held(engine: Any, after: int = 0) -> Iterator[None]:
         go.set()
 
 
-def wait_until(condition: Callable[[], Any], timeout_s: float = 60) -> Any:
+def wait_until(condition: Callable[[], Any], timeout_s: float = 240) -> Any:
     """The first true value of the condition; fails the test after the timeout."""
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):

@@ -142,7 +142,7 @@ def test_an_answer_that_is_there_waits_for_a_thread() -> None:
 
     async def run() -> None:
         threads, go = FairThreads(1), threading.Event()
-        many = [asyncio.create_task(threads.run(ANYONE, lambda _: go.wait(60))) for _ in range(aside.MOST_WAITING)]
+        many = [asyncio.create_task(threads.run(ANYONE, lambda _: go.wait(240))) for _ in range(aside.MOST_WAITING)]
         await asyncio.sleep(0)
         answer = asyncio.create_task(threads.run(ANYONE, lambda _: "written", refused=False))
         await asyncio.sleep(0)

@@ -83,7 +83,7 @@ DOORS: list[tuple[str, Callable[[dict[str, Any]], dict[str, Any]], str]] = [
 @pytest.fixture
 def url(chat_server: LocalServer) -> Iterator[str]:
     yield chat_server.url
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while any(vars_of(chat_server)):
         assert time.monotonic() < deadline
         time.sleep(0.05)

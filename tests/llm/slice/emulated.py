@@ -46,4 +46,4 @@ class Emulated:
 
     def close(self) -> None:
         self._process.stdin.close()
-        self._process.wait(timeout=60)
+        self._process.wait(240)

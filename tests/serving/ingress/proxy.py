@@ -101,7 +101,7 @@ def running(folder: Path, **environment: str) -> Iterator[psutil.Process]:
             stderr=stderr,
         )
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240
         while not (folder / "a").exists():
             assert process.poll() is None and time.monotonic() < deadline, (folder / "stderr").read_text()
             time.sleep(0.05)

@@ -22,11 +22,6 @@ torch.set_num_threads(1)  # its threads wait for each other by spinning, which c
 
 
 @pytest.fixture(scope="session")
-def compile_cache(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(tmp_path_factory.mktemp("compile-cache"))
-
-
-@pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[tiny_pictures.Family], Path]:
     """The folder of a family's tiny checkpoint."""
     return cache(lambda family: tiny_pictures.save(family, tmp_path_factory.mktemp(family)))

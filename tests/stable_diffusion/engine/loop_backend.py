@@ -56,7 +56,7 @@ class LoopBackend:
 
     def wait(self, pictures: list[Sketch]) -> None:
         self.began.set()
-        self.gate.wait(60)
+        self.gate.wait(240)
         time.sleep(self.step_s * self._steps)
         if self.broken is not None:
             raise self.broken
@@ -75,7 +75,7 @@ def read(job: PictureJob) -> list:
     return [type(event).__name__ for event in job]
 
 
-def wait_for(condition: Callable[[], object], timeout_s: float = 60) -> None:
+def wait_for(condition: Callable[[], object], timeout_s: float = 240) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"

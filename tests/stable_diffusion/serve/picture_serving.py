@@ -79,7 +79,7 @@ def events_of(text: str) -> list[tuple[str, Any]]:
     return events
 
 
-def wait_until(condition: Callable[[], Any], timeout_s: float = 60) -> Any:
+def wait_until(condition: Callable[[], Any], timeout_s: float = 240) -> Any:
     """The first true value of the condition; fails the test after the timeout."""
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):

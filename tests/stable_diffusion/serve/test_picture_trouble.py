@@ -31,7 +31,7 @@ def test_a_full_queue_answers_429():
         backend.began.clear()
         backend.gate.clear()
         others = [ask_aside(server)]
-        assert backend.began.wait(60)
+        assert backend.began.wait(240)
         others.append(ask_aside(server))
         wait_until(lambda: server.engine.stats().waiting == 1)
         openai_reply = httpx.post(f"{server.url}/v1/images/generations", json={"prompt": "x"})

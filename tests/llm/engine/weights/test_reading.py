@@ -66,7 +66,7 @@ def test_a_bucket_is_read_once_by_several_threads(
     ) -> np.ndarray:
         read.append((start, stop))
         if next(calls) < 2:
-            two_at_once.wait(timeout=60)
+            two_at_once.wait(240)
         return array(self, file, start, stop, dtype, shape)
 
     monkeypatch.setattr(ModelFolder, "array", recorded)

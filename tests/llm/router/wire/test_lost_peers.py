@@ -60,7 +60,7 @@ def network(replica: Replica) -> Iterator[CutNetwork]:
 
 def lost_once(connected: Connected, reader: Any, because: str) -> None:
     """It is told of the loss once, in the wire's thread, and no output comes afterwards."""
-    assert connected.lost.wait(60)
+    assert connected.lost.wait(240)
     calls = reader.calls
     with pytest.raises(EngineStopped, match=because):
         start(connected.engine, request())
@@ -78,7 +78,7 @@ def lost_once(connected: Connected, reader: Any, because: str) -> None:
 def test_a_stopped_replica_is_lost_and_can_be_reached_again(replica: Replica, connect: Connect) -> None:
     connected = connect(replica.endpoint)
     reader = start(connected.engine, request(limit=128), request(limit=128))
-    assert reader.began.wait(60)
+    assert reader.began.wait(240)
     replica.signal(signal.SIGSTOP)
     try:
         lost_once(connected, reader, "silent")
@@ -94,7 +94,7 @@ def test_a_cut_network(replica: Replica, network: CutNetwork, connect: Connect) 
     far = connect(replica.endpoint)
     connected = connect(msgspec.structs.replace(replica.endpoint, address=f"tcp://127.0.0.1:{network.port}"))
     reader = start(connected.engine, *(request(limit=128) for _ in range(100)))
-    assert reader.began.wait(60)
+    assert reader.began.wait(240)
     until(lambda: far.engine.stats().running > 0)
     network.cut()
     lost_once(connected, reader, "silent")
@@ -108,7 +108,7 @@ def test_a_killed_replica(replica: Replica, connect: Connect) -> None:
     """The last test with this replica."""
     connected = connect(replica.endpoint)
     reader = start(connected.engine, request(limit=128))
-    assert reader.began.wait(60)
+    assert reader.began.wait(240)
     replica.signal(signal.SIGKILL)
     lost_once(connected, reader, "ended the connection")
     with pytest.raises(ConnectionError, match="replica-1"):
@@ -126,7 +126,7 @@ def test_a_router_that_vanishes(end: int, engine: JaxEngine, served: ServedEngin
     process.send_signal(end)
     try:
         later = start(stays.engine, request(limit=128))
-        assert mine.ended.wait(60) and later.ended.wait(60)
+        assert mine.ended.wait(240) and later.ended.wait(240)
         until(lambda: not engine.busy)
     finally:
         process.kill()

@@ -155,7 +155,7 @@ def test_two_routers_see_their_own(engine: JaxEngine, served: ServedEngine, conn
     readers = [[start(engine_, each) for each in group] for engine_, group in zip((first, second), same)]
     for group, mine in zip(wanted, readers):
         for outputs, reader in zip(group, mine):
-            assert reader.ended.wait(60)
+            assert reader.ended.wait(240)
             assert reader.tokens() == [[token for output in outputs for token in output.token_ids]]
 
 
@@ -164,9 +164,9 @@ def test_abort(engine: JaxEngine, served: ServedEngine, connect: Callable[..., A
     remote = connect(served.endpoint).engine
     asked = [request(PROMPT, 128), request(PROMPT, 128)]
     reader = start(remote, *asked)
-    assert reader.began.wait(60) and remote.busy
+    assert reader.began.wait(240) and remote.busy
     remote.abort([asked[0].id, 12345678])
-    assert reader.ended.wait(60)
+    assert reader.ended.wait(240)
     assert reader.reasons() == ["abort", "length"] and not remote.busy
     remote.abort([each.id for each in asked])
     until(lambda: not engine.busy)
