@@ -17,6 +17,7 @@ from tests.ports import free_port, serve_ports
 # Read when Ray is imported. Ray 2.60 guards a new local cluster with a token that it writes into the home directory.
 os.environ["RAY_AUTH_MODE"] = "disabled"
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+os.environ |= {"RAY_worker_niceness": "0"}  # or the processes of this one's cluster wait for those of the other tests
 # Ray's Cluster and `ray start` leave their address for all of the machine: `podslice serve` of another test would join.
 os.environ.setdefault("RAY_ADDRESS", "local")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")

@@ -6,6 +6,9 @@ Run by test_private_ray.py.
 import inspect
 import json
 import logging
+import os
+import subprocess
+import sys
 import time
 import tomllib
 from collections.abc import Iterator
@@ -20,6 +23,7 @@ from ray.serve.schema import LoggingConfig, ProxyStatus
 from ray.util.placement_group import placement_group, placement_group_table
 
 from apps.serving import private_ray
+from apps.serving.ingress.direct_ingress import PRIORITY
 from apps.serving.replica import log_as_serve_does
 from tests.ports import free_port
 
@@ -35,6 +39,7 @@ class Echo:
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
+    os.environ |= PRIORITY
     ray.init(
         address="local",
         num_cpus=2,
@@ -155,6 +160,20 @@ def test_a_node_that_starts_too_late_is_started_again(monkeypatch: pytest.Monkey
     monkeypatch.setattr(ray, "shutdown", lambda: None)
     with pytest.raises(ValueError, match="no such option"):
         private_ray.start_ray(namespace="serve")
+
+
+def test_replicas_get_their_share_of_a_busy_machine() -> None:
+    """A replica has this process's niceness, not Ray's 15; and who starts Ray for a server asks for that."""
+    started = """
+import os
+from apps.serving.ingress.direct_ingress import prefer_direct_ingress
+prefer_direct_ingress()
+print(os.environ["RAY_worker_niceness"])
+"""
+    environment = {name: value for name, value in os.environ.items() if name not in PRIORITY}
+    found = subprocess.run([sys.executable, "-c", started], env=environment, capture_output=True, text=True, cwd=ROOT)
+    assert found.stdout == "0\n", found.stderr
+    assert ray.get(ray.remote(lambda: os.nice(0)).remote()) == os.nice(0)
 
 
 def test_serve_is_started_when_all_proxies_are() -> None:

@@ -16,6 +16,9 @@ from ray_configs.applications.ingress import DIRECT_INGRESS, FRONT, haproxy_file
 
 WRAPPER = Path(__file__).with_name("haproxy")
 """Script that starts HAProxy; its comments say why it is needed."""
+PRIORITY = {"RAY_worker_niceness": "0"}
+"""Ray gives its workers the niceness 15: beside a program that keeps all cores busy, a replica and the proxies then get
+a thirtieth of one. They took minutes to start so, and Serve gave up."""
 SHORT = 19
 """Letters of a folder in which one for `haproxy_files` fits."""
 
@@ -47,7 +50,7 @@ def prefer_direct_ingress() -> None:
 
     if ray.is_initialized():
         return
-    for name, value in FRONT.items():
+    for name, value in (FRONT | PRIORITY).items():
         os.environ.setdefault(name, value)
     if os.environ.get("RAY_SERVE_ENABLE_HA_PROXY", "1") != "1":
         return
