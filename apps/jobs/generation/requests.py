@@ -185,7 +185,8 @@ def collect(opened: Open) -> AnswerLine:
     )
     with_logprobs = opened.params.logprobs is not None
     kind = ChatWriter if isinstance(line.body, ChatBody) else CompletionWriter
-    writer = kind(opened.model, counts, answers, with_logprobs)
+    prompts = [generation.prompt_ids for generation in generations] if line.body.return_token_ids else None
+    writer = kind(opened.model, counts, answers, with_logprobs, prompts=prompts)
     for i, generation in enumerate(generations):
         outputs = generation.drain()
         for output in outputs:
@@ -202,11 +203,12 @@ def collect(opened: Open) -> AnswerLine:
     # Left out: cached tokens, which depend on the run and not on the line.
     usage = {name: usage[name] for name in ("prompt_tokens", "completion_tokens", "total_tokens")}
     answer = whole["choices"][0].get("message", {})
-    if len(answers) == 1 and not with_logprobs and answer.keys().isdisjoint(("reasoning_content", "tool_calls")):
+    plain = not with_logprobs and prompts is None
+    if len(answers) == 1 and plain and answer.keys().isdisjoint(("reasoning_content", "tool_calls")):
         text = answer["content"] if answer else "".join(answers[0].texts)
         shape |= {"text": text, "finish_reason": answers[0].finish_reason, "usage": usage}
     else:
-        shape |= {"choices": whole["choices"], "usage": usage}
+        shape |= {"choices": whole["choices"], "usage": usage, **writer.ids()}
     return AnswerLine(dump(shape), False, counts.prompt_tokens, writer.tokens)
 
 

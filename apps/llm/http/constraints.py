@@ -85,7 +85,7 @@ class ConstrainedBody(Body):
     skip_special_tokens: bool | None = None
     """Only true: special tokens have no text."""
     return_token_ids: bool | None = None
-    """Not supported: `/tokenize` has the ids of a text."""
+    """vLLM's: answer with the token ids of prompt and answer too."""
     return_tokens_as_token_ids: bool | None = None
     """Not supported."""
 
@@ -94,7 +94,7 @@ class ConstrainedBody(Body):
 
     @field_validator(
         *("guided_whitespace_pattern", "truncate_prompt_tokens", "use_beam_search", "length_penalty"),
-        *("logits_processors", "skip_special_tokens", "return_token_ids", "return_tokens_as_token_ids"),
+        *("logits_processors", "skip_special_tokens", "return_tokens_as_token_ids"),
     )
     @classmethod
     def _not_done(cls, value: Any, info: ValidationInfo) -> Any:

@@ -27,6 +27,11 @@ class TextStream:
         self.prompt_tokens = sum(len(generation.prompt_ids) for generation in generations)
 
     @property
+    def prompts(self) -> list[tuple[int, ...]]:
+        """Token ids of the prompts."""
+        return [generation.prompt_ids for generation in self._generations]
+
+    @property
     def cached_tokens(self) -> int:
         """Prompt tokens that were not computed again; known from the first output on."""
         return sum(generation.cached_tokens for generation in self._generations)
@@ -58,6 +63,10 @@ class TextStream:
         answers = len(self._reasons)
         if first and self._tokens > answers:
             self._metrics.observe("tpot", (last - first) / (self._tokens / answers - 1))
+
+    def awaits(self) -> str | None:
+        """What the request waits for, if there is nobody to answer it; None: there is somebody."""
+        return self._generations[0].awaits()
 
     def abort(self) -> None:
         """Abort the request; it ends within one step. Harmless after its end."""

@@ -18,7 +18,11 @@ class ChatWriter(CompletionWriter):
 
     def begin(self, choice: Choice) -> str:
         delta = '"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
-        return f'{self._event}{{"index":{choice.index},{delta}{self._end}'
+        if self._prompts is None:
+            return f'{self._event}{{"index":{choice.index},{delta}{self._end}'
+        choice.told_prompt = True
+        prompt = f'],"prompt_token_ids":{json.dumps(self.prompt_ids(choice))}'
+        return f'{self._event}{{"index":{choice.index},{delta}{self._end.replace("]", prompt, 1)}'
 
     def news(self, choice: Choice, outputs: Sequence[Output]) -> str:
         if choice.reader is None:
@@ -47,6 +51,12 @@ class ChatWriter(CompletionWriter):
         if choice.reader is not None:
             message |= _message_fields(choice.reader.feed(message["content"]) + choice.reader.finish())
         return {"message": message}
+
+    def ids(self) -> dict[str, Any]:
+        return {} if self._prompts is None else {"prompt_token_ids": self.prompt_ids(self._choices[0])}
+
+    def ids_of(self, choice: Choice) -> dict[str, Any]:
+        return {"token_ids": choice.token_ids}
 
     def logprobs(self, choice: Choice, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
         return {

@@ -35,18 +35,20 @@ class Choice:
         self.prompt = prompt  # empty: the prompt's log probabilities were not requested
         self.texts: list[str] = [echo] if echo else []
         self.logprobs: list[TokenLogprob] = []
+        self.token_ids: list[int] = []  # of a stream: those that no event has told yet
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
-        self.started = False  # whether its first event is written
+        self.started = self.told_prompt = False  # whether its first event, and its prompt's ids are written
 
     def size(self) -> int:
         """About how many characters and numbers it has."""
         a_token = 1 + len(self.logprobs[0].top) if self.logprobs else 0
-        return sum(map(len, self.texts)) + len(self.logprobs) * a_token + len(self.prompt)
+        return sum(map(len, self.texts)) + len(self.logprobs) * a_token + len(self.prompt) + len(self.token_ids)
 
     def take(self, output: Output) -> None:
         """Adds an output to an answer that is not streamed."""
         self.texts.append(output.text)
+        self.token_ids.extend(output.token_ids)
         self.logprobs.extend(output.logprobs)
         if output.finish_reason is not None:
             self.finish_reason, self.stop_reason = output.finish_reason, output.stop_reason
@@ -73,7 +75,11 @@ def choices(
 
 
 class CompletionWriter(Writer):
-    """/v1/completions."""
+    """/v1/completions.
+
+    Args:
+        prompts: the prompts' token ids, if the client wants them and those of the answers (vLLM's `return_token_ids`).
+    """
 
     KIND, EVENT_KIND, ID = "text_completion", "text_completion", "cmpl-"
     OPEN, CLOSE = '"text":', ""  # around an event's text
@@ -86,6 +92,7 @@ class CompletionWriter(Writer):
         with_logprobs: bool,
         include_usage: bool = False,
         prompt_logprobs: int | None = None,
+        prompts: Sequence[Sequence[int]] | None = None,
     ):
         name, now = self.ID + uuid.uuid4().hex, int(time.time())
         self._head = {"id": name, "object": self.KIND, "created": now, "model": model}
@@ -93,7 +100,7 @@ class CompletionWriter(Writer):
         self._end = ('],"usage":null' if include_usage else "]") + "}\n\n"
         self._counts, self._choices, self.tokens = counts, choices, 0
         self._with_logprobs, self._prompt_logprobs = with_logprobs, prompt_logprobs
-        self._include_usage = include_usage
+        self._include_usage, self._prompts = include_usage, prompts
 
     def usage(self) -> dict[str, Any]:
         prompt_tokens = self._counts.prompt_tokens
@@ -107,6 +114,9 @@ class CompletionWriter(Writer):
     # -- streamed -----------------------------------------------------------------------------------------------
 
     def events(self, outputs: list[Output]) -> bytes:
+        if self._prompts is not None:
+            for output in outputs:
+                self._choices[output.index].token_ids.extend(output.token_ids)
         if len(outputs) == 1:
             self.tokens += len(outputs[0].token_ids)
             return self.news(self._choices[outputs[0].index], outputs).encode()
@@ -157,6 +167,8 @@ class CompletionWriter(Writer):
         finish_reason: str | None,
         stop_reason: str | int | None,
     ) -> str:
+        if self._prompts is not None:
+            news += self._told_ids(choice)
         written = json.dumps(self.logprobs(choice, logprobs)) if self._with_logprobs else "null"
         reason = "null" if finish_reason is None else f'"{finish_reason}"'
         if stop_reason is not None:
@@ -164,6 +176,18 @@ class CompletionWriter(Writer):
         return (
             f'{self._event}{{"index":{choice.index},{news},"logprobs":{written},"finish_reason":{reason}}}{self._end}'
         )
+
+    def _told_ids(self, choice: Choice) -> str:
+        """An event's field for the choice's tokens since the last one; beside it in the first, those of its prompt."""
+        assert self._prompts is not None
+        prompt = "" if choice.told_prompt else f',"prompt_token_ids":{json.dumps(self.prompt_ids(choice))}'
+        told, choice.token_ids, choice.told_prompt = choice.token_ids, [], True
+        return f'{prompt},"token_ids":{json.dumps(told)}'
+
+    def prompt_ids(self, choice: Choice) -> list[int]:
+        """The ids of the choice's prompt."""
+        assert self._prompts is not None
+        return list(self._prompts[choice.index * len(self._prompts) // len(self._choices)])
 
     # -- whole --------------------------------------------------------------------------------------------------
 
@@ -173,14 +197,15 @@ class CompletionWriter(Writer):
             self._choices[output.index].take(output)
 
     def whole(self) -> dict[str, Any]:
-        return self._head | {"choices": [self._whole_choice(choice) for choice in self._choices], "usage": self.usage()}
+        written = [self._whole_choice(choice) for choice in self._choices]
+        return self._head | {"choices": written, "usage": self.usage(), **self.ids()}
 
     def size(self) -> int:
         return sum(choice.size() for choice in self._choices)
 
     def response(self) -> Response:
         written = [Raw(in_slices(self._whole_choice(choice))) for choice in self._choices]
-        return LargeJSON(self._head | {"choices": written, "usage": self.usage()})
+        return LargeJSON(self._head | {"choices": written, "usage": self.usage(), **self.ids()})
 
     def _whole_choice(self, choice: Choice) -> dict[str, Any]:
         logprobs = self.logprobs(choice, choice.logprobs) if self._with_logprobs else None
@@ -196,6 +221,8 @@ class CompletionWriter(Writer):
         }
         if self._prompt_logprobs is not None:
             whole["prompt_logprobs"] = prompt_logprobs(choice.prompt, self._prompt_logprobs)
+        if self._prompts is not None:
+            whole |= self.ids_of(choice)
         return whole
 
     def _echoes_logprobs(self, choice: Choice) -> bool:
@@ -205,6 +232,14 @@ class CompletionWriter(Writer):
 
     def message(self, choice: Choice) -> dict[str, Any]:
         return {"text": "".join(choice.texts)}
+
+    def ids(self) -> dict[str, Any]:
+        """A whole answer's fields for `return_token_ids`, beside its choices."""
+        return {}
+
+    def ids_of(self, choice: Choice) -> dict[str, Any]:
+        """A whole choice's."""
+        return {"token_ids": choice.token_ids, "prompt_token_ids": self.prompt_ids(choice)}
 
     def logprobs(self, choice: Choice, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
         """The legacy format: parallel lists, with each token's offset in the text."""

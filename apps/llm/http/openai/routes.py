@@ -46,7 +46,13 @@ def openai_router(model: TextModel) -> APIRouter:
                 source = await served.submit(params, *prompts)
             answers = choices(len(prompts), params.n, echoes, read=read)
             writer = CompletionWriter(
-                served.name, source, answers, params.logprobs is not None, body.include_usage, body.prompt_logprobs
+                served.name,
+                source,
+                answers,
+                params.logprobs is not None,
+                body.include_usage,
+                body.prompt_logprobs,
+                source.prompts if body.return_token_ids else None,
             )
             return await answered(source, writer, bool(body.stream), served.texts)
 
@@ -61,7 +67,14 @@ def openai_router(model: TextModel) -> APIRouter:
             params = turn.constrained(asked)
             stream = await served.submit(params, prompt)
             answers = choices(1, params.n, reader=params.reader or turn.reader)
-            writer = ChatWriter(served.name, stream, answers, params.logprobs is not None, body.include_usage)
+            writer = ChatWriter(
+                served.name,
+                stream,
+                answers,
+                params.logprobs is not None,
+                body.include_usage,
+                prompts=stream.prompts if body.return_token_ids else None,
+            )
             return await answered(stream, writer, bool(body.stream), served.texts)
 
     @router.post("/v1/embeddings", openapi_extra=json_body(EmbeddingBody))

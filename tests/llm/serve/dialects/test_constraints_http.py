@@ -87,7 +87,6 @@ REFUSED = {
     "length_penalty": (2.0,),
     "logits_processors": (["x"],),
     "skip_special_tokens": (False,),
-    "return_token_ids": (True,),
     "guided_whitespace_pattern": (" ",),
 }
 REFUSED_IN_CHATS = {
