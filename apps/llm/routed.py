@@ -91,7 +91,8 @@ class LLMRouter(WordsServer):
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, config: LLMConfig, keys: Principals, engines: DeploymentHandle[Any]
     ):
-        self._found = RunningEngines(engines)
+        kind = "a replica" if config.slice is None else f"a replica on {config.slice}"
+        self._found = RunningEngines(engines, kind)
         await super().__init__(config.model_copy(update={"slice": None}), keys)
 
     def engine(self, config: LLMConfig) -> "Engine":
@@ -115,10 +116,11 @@ class RunningEngines:
 
     Args:
         handle: of the deployment.
+        kind: what its replicas are, in words for readers who wait for one.
     """
 
-    def __init__(self, handle: DeploymentHandle[Any]):
-        self._handle = handle
+    def __init__(self, handle: DeploymentHandle[Any], kind: str = "a replica"):
+        self._handle, self._kind = handle, kind
         self._fleet: Fleet | None = None
         self._remotes: dict[str, RemoteEngine] = {}  # by their addresses
         self._left = set[str]()  # addresses of those that are stopped
@@ -134,7 +136,7 @@ class RunningEngines:
             first = next((remote for remote in connected if remote is not None), None)
             if first is None:
                 time.sleep(LOOK_S)
-        self._fleet = Fleet(first.capabilities, max_load_share)
+        self._fleet = Fleet(first.capabilities, max_load_share, self._kind)
         self._join(first)
         self._thread.start()
         return self._fleet

@@ -22,8 +22,9 @@ from apps.cell.errors import CellError
 from apps.cell.http.dispatcher import Dispatcher, Front, streamed
 from apps.cell.names import check_cell, model_name
 from apps.serving.ingress.api_keys import principal_of
-from apps.serving.ingress.bodies import BodyTooLarge, EventStream
+from apps.serving.ingress.bodies import BodyTooLarge
 from apps.serving.ingress.dialects.saxml_answers import SaxmlJSON
+from apps.serving.ingress.event_stream import EventStream
 from apps.serving.ingress.json_body import BadJSON, parsed_object, read_json
 from apps.serving.ingress.open_requests import stopping
 from apps.serving.ingress.openapi import STREAMED, json_object, query

@@ -279,6 +279,9 @@ class JaxEngine:
         for loop in self.loops:
             loop.check(step_deadline_s)
 
+    def awaits(self) -> None:
+        """Nothing: see `TokenEngine.awaits`."""
+
     def lose_stuck(self, step_deadline_s: float) -> None:
         """End the requests of each loop that `check` finds stuck, for their readers. One that goes on is as before."""
         for loop in self.loops:

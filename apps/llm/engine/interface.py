@@ -70,6 +70,9 @@ class TokenEngine(Protocol):
     def busy(self) -> bool:
         """Whether requests are open."""
 
+    def awaits(self) -> str | None:
+        """What requests wait for while no engine can take them, in words for their readers; None: one can."""
+
     def check(self, step_deadline_s: float = 60.0) -> None:
         """Raises EngineStopped when it is dead, or one step has taken longer than the deadline."""
 

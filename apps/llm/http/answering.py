@@ -11,7 +11,7 @@ from apps.llm.chat.reader import PARAGRAPH
 from apps.llm.served.text_stream import TextStream
 from apps.llm.served.texts import RequestTexts
 from apps.llm.text_api import Output, PieceReader
-from apps.serving.ingress.bodies import EventStream
+from apps.serving.ingress.event_stream import EventStream
 
 
 class PromptsAlone:
@@ -20,11 +20,15 @@ class PromptsAlone:
     cached_tokens = 0
 
     def __init__(self, prompts: Sequence[Sequence[int]], n: int):
+        self.prompts = prompts
         self.prompt_tokens = sum(map(len, prompts))
         self._answers = len(prompts) * n
 
     async def outputs(self) -> AsyncIterator[list[Output]]:
         yield [Output(i, "", (), finish_reason="length") for i in range(self._answers)]
+
+    def awaits(self) -> None:
+        """Nothing."""
 
     def abort(self) -> None:
         """Does nothing: there is nothing to free."""
@@ -79,7 +83,8 @@ async def answered(source: Source, writer: Writer, streamed: bool, texts: Reques
     """
     try:
         if streamed:
-            return await EventStream(_pieces(source, writer), writer.failed, writer.streamed_as).begun()
+            pieces = _pieces(source, writer)
+            return await EventStream(pieces, writer.failed, writer.streamed_as, source.awaits).begun()
         async for outputs in source.outputs():
             writer.take(outputs)
         return await texts.written(writer.size(), writer.response)

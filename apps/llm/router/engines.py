@@ -14,6 +14,7 @@ class FleetEngines:
     def __init__(self, capabilities: Capabilities, max_load_share: float, clock: Callable[[], float]):
         self._page_root, self._page_size, self._clock = capabilities.page_root, capabilities.page_size, clock
         self._members: dict[TokenEngine, Member] = {}
+        self.none_since = clock()  # while there is none
         self._choice = CacheChoice(0, self._page_size, max_load_share)
 
     def __len__(self) -> int:
@@ -31,6 +32,8 @@ class FleetEngines:
         member = self._members.pop(engine, None)
         for cache in () if member is None else member.caches:
             self._choice.remove(cache)
+        if member is not None and not self._members:
+            self.none_since = self._clock()
         return member
 
     def choose(self, journey: Journey) -> Member | None:

@@ -34,6 +34,7 @@ class Fleet:
     Args:
         capabilities: of its members.
         max_load_share: see `EngineConfig`.
+        kind: what a member is, in words for readers who wait for one.
         clock: seconds, never back.
     """
 
@@ -41,12 +42,14 @@ class Fleet:
         self,
         capabilities: Capabilities,
         max_load_share: float = 1.05,
+        kind: str = "a replica",
         clock: Callable[[], float] = time.monotonic,
     ):
         self.capabilities = capabilities
         self._engines = FleetEngines(capabilities, max_load_share, clock)
         self._traffic = FleetTraffic(self._engines, clock)
         self._adapters = FleetAdapters(lambda: [member.engine for member in self._engines])
+        self._kind, self._clock = kind, clock
         self._closing = threading.Event()
         self._looker = threading.Thread(target=self._look_on, name="podslice-fleet", daemon=True)
         self._looker.start()
@@ -119,6 +122,12 @@ class Fleet:
     @property
     def busy(self) -> bool:
         return self._traffic.open > 0
+
+    def awaits(self) -> str | None:
+        """A member, if there is none: see `TokenEngine.awaits`."""
+        if len(self._engines):
+            return None
+        return f"{self._kind}, {self._clock() - self._engines.none_since:.0f} s so far"
 
     def check(self, step_deadline_s: float = 60.0) -> None:
         """Raises nothing while it can take requests: without an engine they wait. What is stuck is moved."""

@@ -127,6 +127,10 @@ class Generation:
         if self._engine is not None and open_:
             self._engine.abort(open_)
 
+    def awaits(self) -> str | None:
+        """See `TokenEngine.awaits`."""
+        return None if self._engine is None else self._engine.awaits()
+
     def _read(self, output: Output) -> Output:
         if output.finish_reason is not None:
             self._open -= 1

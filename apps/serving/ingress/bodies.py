@@ -2,17 +2,14 @@
 
 import asyncio
 import zlib
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, StringConstraints
 from pydantic_core import CoreSchema, core_schema
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
 from starlette.types import Receive
-
-from apps.serving.errors import AnswerFailed, panics_as
 
 MAX_BYTES = 32 * 2**20
 TOO_LARGE = f"The request body is larger than {MAX_BYTES // 2**20} MiB."
@@ -244,52 +241,3 @@ def check_encoding(headers: Mapping[str, str], known: tuple[str, ...] = ()) -> b
 def declared(scope: Mapping[str, Any]) -> int:
     """A request's Content-Length; 0 without one. The HTTP server has checked that it is a number."""
     return next((int(value) for name, value in scope["headers"] if name == b"content-length"), 0)
-
-
-class EventStream(Response):
-    """Sends each piece of bytes in one write. Always closes `pieces` at the end, so that they free what they hold.
-
-    Respond with `await EventStream(pieces).begun()`: the status is sent with the first piece, so an error before that
-    is raised and can have its own status.
-
-    Args:
-        failed: makes the last piece of a stream that fails later; None: the connection is closed mid-stream.
-
-    (Starlette's StreamingResponse runs a task group for each stream to notice disconnects. Serve notices them itself
-    and cancels the whole request, including this response.)
-    """
-
-    media_type = "text/event-stream"
-
-    def __init__(
-        self,
-        pieces: AsyncGenerator[bytes, None],
-        failed: Callable[[Exception], bytes] | None = None,
-        media_type: str | None = None,
-    ):
-        super().__init__(media_type=media_type, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
-        self._pieces, self._failed = pieces, failed
-        self.raw_headers = [header for header in self.raw_headers if header[0] != b"content-length"]
-
-    async def begun(self) -> "EventStream":
-        self._first = await anext(self._pieces)
-        return self
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        try:
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            await send({"type": "http.response.body", "body": self._first, "more_body": True})
-            while (piece := await self._next()) is not None:
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
-        finally:
-            await self._pieces.aclose()
-
-    async def _next(self) -> bytes | None:
-        try:
-            with panics_as(AnswerFailed):
-                return await anext(self._pieces, None)
-        except Exception as error:
-            if self._failed is None:
-                raise
-            return self._failed(error)  # the generator has ended: the next call returns None

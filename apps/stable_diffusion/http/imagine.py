@@ -19,8 +19,8 @@ from pydantic import Field, ValidationError
 from starlette.responses import Response
 
 from apps.serving.errors import EngineError
-from apps.serving.ingress.bodies import EventStream
 from apps.serving.ingress.dialects.openai_errors import from_body, from_engine, of_stream
+from apps.serving.ingress.event_stream import EventStream
 from apps.serving.ingress.openapi import query, schema_of
 from apps.stable_diffusion.engine.job import PictureJob, QueuePosition, Step
 from apps.stable_diffusion.engine.request import check_prompt

@@ -10,8 +10,8 @@ from starlette.responses import JSONResponse, Response
 
 from apps.serving.errors import EngineError
 from apps.serving.ingress.application import check_name
-from apps.serving.ingress.bodies import EventStream
 from apps.serving.ingress.dialects.openai_errors import OpenAIError, from_engine, of_stream, parsed, refusing
+from apps.serving.ingress.event_stream import EventStream
 from apps.serving.ingress.openapi import STREAMED, form, json_body
 from apps.stable_diffusion.engine.job import PictureJob, Step
 from apps.stable_diffusion.engine.request import Size, check_prompt

@@ -5,6 +5,14 @@ from functools import partial
 import pytest
 from jax.experimental import pallas as pl
 
+from apps.arrays.program_cache import use_compile_cache
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _programs_are_kept(compile_cache: str) -> None:
+    """Those of kernels and models by themselves too; an engine asks for it itself."""
+    use_compile_cache(compile_cache)
+
 
 @pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:

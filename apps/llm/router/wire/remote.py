@@ -165,11 +165,11 @@ class RemoteEngine:
         """See `TokenEngine.check`."""
         if self._end is not None:
             raise EngineStopped(f"{self._name} {self._end}")
-        stuck = self._stats.step_running_s
-        if stuck > step_deadline_s:
-            raise EngineStopped(
-                f"{self._name} has been in one step for {stuck:.0f} s (deadline {step_deadline_s:.0f} s)"
-            )
+        if (stuck := self._stats.step_running_s) > step_deadline_s:
+            raise EngineStopped(f"{self._name} is in one step for {stuck:.0f} s (deadline {step_deadline_s:.0f} s)")
+
+    def awaits(self) -> None:
+        """Nothing: see `TokenEngine.awaits`."""
 
     def lose_stuck(self, step_deadline_s: float) -> None:
         """See `TokenEngine.lose_stuck`."""
