@@ -52,6 +52,13 @@ ONE_CLUSTER = (
 """Tests that share a Ray cluster, or its machine's memory, and mostly wait."""
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Limits only end what hangs: on a slow machine, what takes a minute alone has taken five beside others."""
+    for item in items:
+        if item.get_closest_marker("slow") is not None and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(1500))
+
+
 @pytest.hookimpl(optionalhook=True)  # some of the tests run in environments without pytest-xdist
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Gives all of ONE_CLUSTER to one process, and the rest, file by file, to whichever is free."""

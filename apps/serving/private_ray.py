@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
 import ray
 import ray._private.state
 import ray._private.worker
@@ -193,12 +194,17 @@ def _open_at(proxy: Any) -> int:
 def start_ray(**options: Any) -> Any:
     """`ray.init`, but up to three times: Ray allows a node 30 s to start, which a busy machine may exceed."""
     for _ in range(2):
+        others = set(psutil.Process().children())
         try:
             return ray.init(**options)
         except Exception as error:
             if TOO_LATE not in str(error):
                 raise
             ray.shutdown()
+            for late in set(psutil.Process().children()) - others:  # Ray leaves them until this process ends
+                with suppress(psutil.NoSuchProcess):
+                    late.kill()
+                    late.wait()
     return ray.init(**options)
 
 

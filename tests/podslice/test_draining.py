@@ -21,7 +21,7 @@ from tests.podslice.slow_server import pieces
 from tests.ports import free_port, serve_ports
 
 ROOT = Path(__file__).parents[2]
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 LONG = 200
 """Pieces of an answer that takes 20 s."""
 

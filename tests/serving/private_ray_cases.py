@@ -14,6 +14,7 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import ray
 from packaging.requirements import Requirement
@@ -152,14 +153,20 @@ def test_applications_with_versions() -> None:
 def test_a_node_that_starts_too_late_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     assert private_ray.TOO_LATE in inspect.getsource(ray._private.node)
     late = iter([Exception(f"{private_ray.TOO_LATE}. This could happen because"), ValueError("no such option")])
+    left = list[subprocess.Popen[bytes]]()
 
     def init(**options: str) -> None:
+        left.append(subprocess.Popen(["sleep", "600"]))
         raise next(late)
 
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setattr(ray, "shutdown", lambda: None)
     with pytest.raises(ValueError, match="no such option"):
         private_ray.start_ray(namespace="serve")
+    first, second = left
+    assert not psutil.pid_exists(first.pid), "a late node's processes are ended"
+    assert second.poll() is None, "nothing else is"
+    second.kill()
 
 
 def test_replicas_get_their_share_of_a_busy_machine() -> None:

@@ -17,7 +17,7 @@ from kuberay.local.container import descendants
 from kuberay.local.ports import is_free
 
 REPOSITORY = Path(__file__).parents[3]
-START_S = 200
+START_S = 600
 
 
 def serving_port() -> int:
