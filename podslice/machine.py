@@ -17,7 +17,7 @@ PICTURES = {"PIL": "Pillow", "diffusers": "diffusers", "torch": "torch"}
 def logical_cpus(serving: Serving) -> int:
     """CPUs for a Ray of this machine alone. Each replica asks for what it needs on a node of its own; here they share
     what there is, so there are no fewer than all of them ask for together."""
-    asked = sum(app.config.worker_cpus * app.config.max_replicas for app in serving.applications)
+    asked = sum(app.config.all_cpus for app in serving.applications)
     return max(os.cpu_count() or 1, math.ceil(asked))
 
 

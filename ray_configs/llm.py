@@ -210,8 +210,8 @@ class LLMConfig(AppConfig, EngineConfig):
     routers: int = Field(0, ge=0, le=64)
     """Processes without chips that take the requests, hold text, keys, limits and batches, and give tokens to the
     replicas, which are engines alone then. An answer whose replica dies, hangs or is stopped goes on in another one,
-    word for word; with none left it waits. 0: each replica answers for itself. Needs as many `min_replicas` as
-    `max_replicas`. Limits of `callers` hold for each router."""
+    word for word; with none left it waits. 0: each replica answers for itself. Limits of `callers` hold for each
+    router. On GKE they have CPU Pods of their own, on demand."""
     stored_responses: int | None = Field(None, ge=0)
     """Most recent answers of `/v1/responses` that a replica keeps in memory for `previous_response_id` and GET, at most
     256 MiB in all. 0: none. Default: 1000 with `max_replicas` 1, or 1 of `routers`, else 0, because they do not share
@@ -254,16 +254,10 @@ class LLMConfig(AppConfig, EngineConfig):
             )
         return self
 
-    @model_validator(mode="after")
-    def _routers_know_how_many(self) -> "LLMConfig":
-        if self.routers and self.min_replicas != self.max_replicas:
-            raise ValueError("routers: set min_replicas and max_replicas alike; traffic does not scale them yet")
-        return self
-
     @property
-    def worker_cpus(self) -> float:
-        """CPUs that a worker needs for one replica, and its share of the routers."""
-        return self.num_cpus * (1 + -(-self.routers // self.max_replicas))
+    def all_cpus(self) -> float:
+        """CPUs that its processes ask for together."""
+        return super().all_cpus + self.routers * self.num_cpus
 
     @property
     def answering(self) -> int:

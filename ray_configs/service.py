@@ -11,7 +11,7 @@ from ray_configs.cluster.application import Application
 from ray_configs.cluster.deployed import MAX_NAME, MAX_NAME_MULTI_HOST, Deployed
 from ray_configs.cluster.fault_tolerance import GcsFaultTolerance
 from ray_configs.cluster.release import image
-from ray_configs.cluster.workers import PROCESS_SCRATCH_GB, WorkerGroup, group_name, process_group_name
+from ray_configs.cluster.workers import PROCESS_SCRATCH_GB, ROUTERS, WorkerGroup, group_name, process_group_name
 from ray_configs.exposure import ClusterIP, Exposure
 from ray_configs.llm import LLMConfig
 from ray_configs.observability import Observability
@@ -182,40 +182,51 @@ class Service(Deployed):
 
     @property
     def worker_groups(self) -> tuple[WorkerGroup, ...]:
-        """One group per kind of worker, in the applications' order; a multi-host group is followed by its CPU Pods'."""
+        """One group per kind of worker, in the applications' order; a multi-host group is followed by its CPU Pods'.
+        The routers' is the last."""
         groups: dict[str, WorkerGroup] = {}
 
-        def add(name: str, app: Application, minimum: int, *, leads: str | None = None) -> None:
+        def add(
+            name: str, app: Application, minimum: int, maximum: int, *, chips: bool = True, leads: str | None = None
+        ) -> None:
             before = groups.get(name)
             groups[name] = WorkerGroup(
                 name=name,
-                slice=None if leads else app.config.slice,
-                capacity=OnDemand() if leads else app.capacity,
+                slice=app.config.slice if chips else None,
+                capacity=app.capacity if chips else OnDemand(),
                 image=self._image(app),
                 minimum=minimum + (before.minimum if before else 0),
-                maximum=app.config.max_replicas + (before.maximum if before else 0),
+                maximum=maximum + (before.maximum if before else 0),
                 cpus=max(app.config.worker_cpus, before.cpus if before else 0),
                 scratch_gb=max(
-                    PROCESS_SCRATCH_GB if leads else app.worker_scratch_gb, before.scratch_gb if before else 0
+                    app.worker_scratch_gb if chips else PROCESS_SCRATCH_GB, before.scratch_gb if before else 0
                 ),
                 leads=leads,
                 pod=app.pod,
                 container=app.container,
-                zones=() if leads else app.zones,
+                zones=app.zones if chips else (),
             )
 
         for app in self.applications:
-            slice, least = app.config.slice, app.config.min_replicas
-            add(group_name(slice), app, least)
+            slice, least, most = app.config.slice, app.config.min_replicas, app.config.max_replicas
+            add(group_name(slice), app, least, most)
             if slice is not None and slice.hosts > 1:
                 always = isinstance(app.config, CellConfig)  # its own processes
-                add(process_group_name(slice), app, max(always, least), leads=group_name(slice))
+                add(process_group_name(slice), app, max(always, least), most, chips=False, leads=group_name(slice))
+        for app in self.applications:
+            if isinstance(app.config, LLMConfig) and (routers := app.config.routers):
+                add(ROUTERS, app, routers, routers, chips=False)
         return tuple(groups.values())
 
     @property
     def spans_hosts(self) -> bool:
         """Whether any replica owns a slice of several hosts, and so runs on a CPU Pod beside it."""
         return any(group.hosts > 1 for group in self.worker_groups)
+
+    @property
+    def labels_groups(self) -> bool:
+        """Whether processes without chips choose their Pods by `GROUP_LABEL`: drivers of slices, and routers."""
+        return self.spans_hosts or any(group.name == ROUTERS for group in self.worker_groups)
 
     @property
     def elastic(self) -> bool:

@@ -6,8 +6,10 @@ Ray starts both and tells where the engines are; no request passes through it.
 """
 
 import logging
+import os
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 import ray
@@ -22,7 +24,8 @@ from apps.llm.slice import load_engine
 from apps.llm.words_server import WordsServer
 from apps.serving.ingress.api_keys import Principals
 from apps.serving.replica import hosted, log_as_serve_does, without_keys
-from apps.serving.replica_options import on_cpu_pod, options
+from apps.serving.replica_options import OPEN, by_open_requests, options
+from ray_configs.cluster.workers import GROUP_LABEL, GROUPS_LABELLED, ROUTERS
 from ray_configs.llm import LLMConfig
 
 if TYPE_CHECKING:
@@ -33,6 +36,8 @@ log = logging.getLogger("podslice")
 LOOK_S = 0.5
 """Time between two looks for engines that have come or gone."""
 ANSWER_S = 10.0
+ASK_S = 600
+"""How long a call for an engine may wait; there is always one while requests wait for an engine."""
 LEAVE_S = 5.0
 """How long an engine that is stopped waits for routers to take their requests elsewhere."""
 
@@ -40,15 +45,19 @@ LEAVE_S = 5.0
 def bound_routers(config: LLMConfig) -> serve.Application:
     """The application of a config with `routers`. Engines get no keys: only routers let clients in."""
     chosen = options(config)
+    if "autoscaling_config" in chosen:  # Serve does not see what engines have
+        chosen["autoscaling_config"] |= {"policy": {"policy_function": by_open_requests}}
     config, keys = without_keys(config)
     # Deployments, which type checkers take for the classes.
     engine, router = cast(Any, LLMEngine), cast(Any, LLMRouter)
     in_front = {name: chosen[name] for name in chosen if name not in ("autoscaling_config", "max_replicas_per_node")}
     in_front |= {
         "num_replicas": config.routers,
-        "ray_actor_options": {"num_cpus": config.num_cpus} | on_cpu_pod(config),
+        "ray_actor_options": {"num_cpus": config.num_cpus},
         "max_ongoing_requests": config.max_ongoing_requests * max(1, config.max_replicas // config.routers),
     }
+    if os.environ.get(GROUPS_LABELLED) == "1":
+        in_front["ray_actor_options"]["label_selector"] = {GROUP_LABEL: ROUTERS}
     return cast(serve.Application, router.options(**in_front).bind(config, keys, engine.options(**chosen).bind(config)))
 
 
@@ -66,6 +75,11 @@ class LLMEngine:
     async def endpoint(self) -> Endpoint:
         """Where routers reach it, and their keys."""
         return self._served.endpoint
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Serve asks for it now and then: see `by_open_requests`."""
+        stats = self._engine.stats()
+        return {OPEN: stats.running + stats.waiting}
 
     async def check_health(self) -> None:
         """Raises when the engine's loop or a host is dead or stuck; after three failures Serve replaces the replica."""
@@ -124,6 +138,7 @@ class RunningEngines:
         self._fleet: Fleet | None = None
         self._remotes: dict[str, RemoteEngine] = {}  # by their addresses
         self._left = set[str]()  # addresses of those that are stopped
+        self._asking: threading.Thread | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._look_on, name="podslice-engines", daemon=True)
 
@@ -135,6 +150,7 @@ class RunningEngines:
             connected = (self._connected(endpoint) for endpoint in self._running() or ())
             first = next((remote for remote in connected if remote is not None), None)
             if first is None:
+                self._ask_for_one()
                 time.sleep(LOOK_S)
         self._fleet = Fleet(first.capabilities, max_load_share, self._kind)
         self._join(first)
@@ -157,6 +173,8 @@ class RunningEngines:
         found = self._running()
         if found is None:
             return
+        if not found and self._fleet is not None and self._fleet.busy:
+            self._ask_for_one()
         addresses = {endpoint.address for endpoint in found}
         for address, remote in list(self._remotes.items()):
             if address not in addresses:
@@ -170,6 +188,16 @@ class RunningEngines:
                 continue
             if (new := self._connected(endpoint)) is not None:
                 self._join(new)
+
+    def _ask_for_one(self) -> None:
+        """Have Serve start an engine where there is none: a call that waits for one is a reason to."""
+        if self._asking is None or not self._asking.is_alive():
+            self._asking = threading.Thread(target=self._wait_for_one, daemon=True)
+            self._asking.start()
+
+    def _wait_for_one(self) -> None:
+        with suppress(Exception):
+            self._handle.endpoint.remote().result(timeout_s=ASK_S)
 
     def _running(self) -> list[Endpoint] | None:
         """Those that run; None if one of them does not answer, so nothing is known."""

@@ -77,3 +77,8 @@ class AppConfig(Config):
     def worker_cpus(self) -> float:
         """CPUs that a worker needs for one replica."""
         return self.num_cpus
+
+    @property
+    def all_cpus(self) -> float:
+        """CPUs that its processes ask for together."""
+        return self.worker_cpus * self.max_replicas

@@ -18,6 +18,8 @@ CPU_POD_MEMORY_GB = 8
 """Memory of a Pod without chips, 10^9 bytes."""
 GROUP_LABEL = "podslice/group"
 """Ray label of the CPU Pods of a service with multi-host slices: their group's name."""
+ROUTERS = "routers"
+"""The group of CPU Pods for routers: no slice's death ends one, and no machine with chips stays for one."""
 GROUPS_LABELLED = "PODSLICE_GROUPS_LABELLED"
 """Environment variable, `1` in every Pod of a cluster whose CPU Pods have that label: processes then request it."""
 

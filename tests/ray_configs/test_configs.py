@@ -410,9 +410,7 @@ class TestLimitsAllow:
         assert LLMConfig(max_replicas=2, stored_responses=9).kept_responses == 9
 
 
-def test_routers_stand_before_a_fixed_number_of_replicas() -> None:
-    with pytest.raises(ValidationError, match="min_replicas"):
-        LLMConfig(routers=2, min_replicas=1, max_replicas=4)
+def test_routers_keep_responses_and_need_cpus() -> None:
     assert LLMConfig(routers=1, min_replicas=4, max_replicas=4).kept_responses == STORED_RESPONSES
     assert LLMConfig(routers=2, min_replicas=4, max_replicas=4).kept_responses == 0
-    assert LLMConfig(routers=3, min_replicas=2, max_replicas=2, num_cpus=2).worker_cpus == 2 + 2 * 2, "two at most"
+    assert LLMConfig(routers=3, min_replicas=2, max_replicas=4, num_cpus=2).all_cpus == 4 * 2 + 3 * 2

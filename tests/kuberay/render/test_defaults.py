@@ -66,6 +66,21 @@ def test_processes_of_slices_of_several_hosts_have_cpu_pods_of_their_own() -> No
         assert {"name": "PODSLICE_GROUPS_LABELLED", "value": "1"} in env
 
 
+@pytest.mark.parametrize("slice", [None, "v6e:2x2", "v6e:4x4"])
+def test_routers_have_cpu_pods_of_their_own(slice: str | None) -> None:
+    config = LLMConfig(slice=slice, routers=2, max_replicas=2)
+    spec = cluster(Service(name="routed", applications=(Application(config=config, capacity=Spot()),)))
+    *_, routers = spec["workerGroupSpecs"]
+    assert (routers["groupName"], routers["labels"]) == ("routers", {"podslice/group": "routers"})
+    assert [routers[name] for name in ("replicas", "minReplicas", "maxReplicas")] == [2, 2, 2]
+    (container,) = routers["template"]["spec"]["containers"]
+    assert "google.com/tpu" not in container["resources"]["limits"]
+    assert "spot" not in str(routers["template"]["spec"]).lower(), "machines that stay"
+    for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+        env = group["template"]["spec"]["containers"][0]["env"]
+        assert {"name": "PODSLICE_GROUPS_LABELLED", "value": "1"} in env
+
+
 def test_slices_of_one_host_run_their_own_processes() -> None:
     spec = cluster(service("v6e:2x2"))
     (group,) = spec["workerGroupSpecs"]

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from apps.cell.server import build
-from apps.serving.replica_options import options
+from apps.llm.routed import bound_routers
+from apps.serving.replica_options import by_open_requests, options
 from ray_configs.cell import CellConfig
 from ray_configs.llm import LLMConfig
 
@@ -36,6 +37,17 @@ def test_elsewhere_a_process_runs_wherever_it_can(monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv("PODSLICE_GROUPS_LABELLED", raising=False)
     assert "label_selector" not in actor(None)
     assert actor("v5e:4x8")["fallback_strategy"] == [{"label_selector": {}}]
+
+
+@pytest.mark.parametrize("slice", [None, "v5e:2x2", "v5e:4x8"])
+def test_routers_run_on_pods_of_their_own(labelled: None, slice: str | None) -> None:
+    router = bound_routers(LLMConfig(slice=slice, routers=3, max_replicas=2))._bound_deployment
+    assert (router.num_replicas, router.ray_actor_options["label_selector"]) == (3, {"podslice/group": "routers"})
+    engine = router.init_args[2]._bound_deployment
+    assert engine.ray_actor_options.get("label_selector") == actor(slice).get("label_selector")
+    scaled = engine._deployment_config.autoscaling_config
+    assert (scaled.min_replicas, scaled.max_replicas) == (1, 2)
+    assert scaled.policy.policy_function.endswith(by_open_requests.__name__)
 
 
 @pytest.mark.parametrize(
