@@ -69,13 +69,17 @@ class Service(Deployed):
         for app in self.applications:
             slice = app.config.slice
             shape = "CPU" if slice is None else f"{slice.generation} {slice.topology}"
-            kind = (slice, app.capacity, self._image(app), app.pod, app.container, app.zones)
-            if kinds.setdefault(shape, kind) != kind:
-                raise ValueError(
-                    f"two applications use {shape} workers of different machine type, capacity, image, zones, pod or "
-                    "container; Ray would place either's replicas on both. Give them the same "
-                    "(Application(image=...) names one for both), or make two services"
-                )
+            pod = (self._image(app), app.pod, app.container)
+            used = {shape: (slice, app.capacity, *pod, app.zones)}
+            if isinstance(app.config, LLMConfig) and app.config.routers:
+                used["router"] = pod
+            for shape, kind in used.items():
+                if kinds.setdefault(shape, kind) != kind:
+                    raise ValueError(
+                        f"two applications use {shape} workers of different machine type, capacity, image, zones, pod "
+                        "or container; Ray would place either's replicas on both. Give them the same "
+                        "(Application(image=...) names one for both), or make two services"
+                    )
         return self
 
     @model_validator(mode="after")

@@ -144,6 +144,12 @@ def test_what_is_not_an_overlay_is_refused_with_the_right_place() -> None:
     apps = [Application(config=LLMConfig(model="m", slice="v6e:2x2"), name=n, route_prefix=f"/{n}") for n in "ab"]
     with pytest.raises(ValidationError, match="different machine type, capacity, image, zones, pod or container"):
         Service(name="s", applications=(apps[0], apps[1].model_copy(update={"pod": POD})))
+    kinds = [LLMConfig(model="m", slice=slice, routers=1) for slice in ("v6e:2x2", "v6e:4x4")]
+    routed = [Application(config=kind, name=n, route_prefix=f"/{n}") for kind, n in zip(kinds, "ab")]
+    with pytest.raises(ValidationError, match="two applications use router workers"):
+        Service(name="s", applications=(routed[0], routed[1].model_copy(update={"pod": POD})))
+    *_, group = Service(name="s", applications=tuple(routed)).worker_groups
+    assert (group.name, group.minimum, group.maximum) == ("routers", 2, 2)
 
 
 def test_none_deletes_and_another_source_replaces() -> None:
