@@ -70,7 +70,7 @@ class Service(Deployed):
             slice = app.config.slice
             shape = "CPU" if slice is None else f"{slice.generation} {slice.topology}"
             pod = (self._image(app), app.pod, app.container)
-            used = {shape: (slice, app.capacity, *pod, app.zones)}
+            used: dict[str, tuple[object, ...]] = {shape: (slice, app.capacity, *pod, app.zones)}
             if isinstance(app.config, LLMConfig) and app.config.routers:
                 used["router"] = pod
             for shape, kind in used.items():
