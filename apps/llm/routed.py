@@ -6,7 +6,6 @@ Ray starts both and tells where the engines are; no request passes through it.
 """
 
 import logging
-import os
 import threading
 import time
 from contextlib import suppress
@@ -24,8 +23,8 @@ from apps.llm.slice import load_engine
 from apps.llm.words_server import WordsServer
 from apps.serving.ingress.api_keys import Principals
 from apps.serving.replica import hosted, log_as_serve_does, without_keys
-from apps.serving.replica_options import OPEN, by_open_requests, options
-from ray_configs.cluster.workers import GROUP_LABEL, GROUPS_LABELLED, ROUTERS
+from apps.serving.replica_options import OPEN, by_open_requests, in_group, options
+from ray_configs.cluster.workers import ROUTERS
 from ray_configs.llm import LLMConfig
 
 if TYPE_CHECKING:
@@ -53,11 +52,9 @@ def bound_routers(config: LLMConfig) -> serve.Application:
     in_front = {name: chosen[name] for name in chosen if name not in ("autoscaling_config", "max_replicas_per_node")}
     in_front |= {
         "num_replicas": config.routers,
-        "ray_actor_options": {"num_cpus": config.num_cpus},
+        "ray_actor_options": {"num_cpus": config.num_cpus} | in_group(ROUTERS),
         "max_ongoing_requests": config.max_ongoing_requests * max(1, config.max_replicas // config.routers),
     }
-    if os.environ.get(GROUPS_LABELLED) == "1":
-        in_front["ray_actor_options"]["label_selector"] = {GROUP_LABEL: ROUTERS}
     return cast(serve.Application, router.options(**in_front).bind(config, keys, engine.options(**chosen).bind(config)))
 
 

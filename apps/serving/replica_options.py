@@ -71,9 +71,14 @@ def options(config: LLMConfig | StableDiffusionConfig) -> dict[str, Any]:
 
 def on_cpu_pod(config: AppConfig) -> dict[str, Any]:
     """Actor options for a process without chips: place it on the CPU Pods beside the config's slices, if any."""
-    if os.environ.get(GROUPS_LABELLED) != "1" or (config.slice is not None and config.slice.single_host):
+    if config.slice is not None and config.slice.single_host:
         return {}
-    return {"label_selector": {GROUP_LABEL: process_group_name(config.slice)}}
+    return in_group(process_group_name(config.slice))
+
+
+def in_group(name: str) -> dict[str, Any]:
+    """Actor options for a process that runs on a group's CPU Pods, where Pods are labelled so."""
+    return {"label_selector": {GROUP_LABEL: name}} if os.environ.get(GROUPS_LABELLED) == "1" else {}
 
 
 def by_open_requests(context: "AutoscalingContext") -> tuple[float, dict[str, Any]]:

@@ -17,7 +17,7 @@ PROCESS_SCRATCH_GB = 10
 CPU_POD_MEMORY_GB = 8
 """Memory of a Pod without chips, 10^9 bytes."""
 GROUP_LABEL = "podslice/group"
-"""Ray label of the CPU Pods of a service with multi-host slices: their group's name."""
+"""Ray label of the CPU Pods of a service with multi-host slices or routers: their group's name."""
 ROUTERS = "routers"
 """The group of CPU Pods for routers: no slice's death ends one, and no machine with chips stays for one."""
 GROUPS_LABELLED = "PODSLICE_GROUPS_LABELLED"

@@ -68,6 +68,7 @@ class EventStream(Response):
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             await send({"type": "http.response.body", "body": self._first, "more_body": True})
+            self._sent = loop.time()
             while (piece := await self._next()) is not None:
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
                 self._sent = loop.time()

@@ -35,7 +35,7 @@ class Choice:
         self.prompt = prompt  # empty: the prompt's log probabilities were not requested
         self.texts: list[str] = [echo] if echo else []
         self.logprobs: list[TokenLogprob] = []
-        self.token_ids: list[int] = []  # of a stream: those that no event has told yet
+        self.token_ids: list[int] = []  # if asked for; of a stream, those that no event has told yet
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
         self.started = self.told_prompt = False  # whether its first event, and its prompt's ids are written
@@ -48,7 +48,6 @@ class Choice:
     def take(self, output: Output) -> None:
         """Adds an output to an answer that is not streamed."""
         self.texts.append(output.text)
-        self.token_ids.extend(output.token_ids)
         self.logprobs.extend(output.logprobs)
         if output.finish_reason is not None:
             self.finish_reason, self.stop_reason = output.finish_reason, output.stop_reason
@@ -114,9 +113,7 @@ class CompletionWriter(Writer):
     # -- streamed -----------------------------------------------------------------------------------------------
 
     def events(self, outputs: list[Output]) -> bytes:
-        if self._prompts is not None:
-            for output in outputs:
-                self._choices[output.index].token_ids.extend(output.token_ids)
+        self._keep_ids(outputs)
         if len(outputs) == 1:
             self.tokens += len(outputs[0].token_ids)
             return self.news(self._choices[outputs[0].index], outputs).encode()
@@ -177,6 +174,10 @@ class CompletionWriter(Writer):
             f'{self._event}{{"index":{choice.index},{news},"logprobs":{written},"finish_reason":{reason}}}{self._end}'
         )
 
+    def _keep_ids(self, outputs: list[Output]) -> None:
+        for output in () if self._prompts is None else outputs:
+            self._choices[output.index].token_ids.extend(output.token_ids)
+
     def _told_ids(self, choice: Choice) -> str:
         """An event's field for the choice's tokens since the last one; beside it in the first, those of its prompt."""
         assert self._prompts is not None
@@ -192,6 +193,7 @@ class CompletionWriter(Writer):
     # -- whole --------------------------------------------------------------------------------------------------
 
     def take(self, outputs: list[Output]) -> None:
+        self._keep_ids(outputs)
         for output in outputs:
             self.tokens += len(output.token_ids)
             self._choices[output.index].take(output)
