@@ -73,7 +73,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.fixture(scope="session")
 def compile_cache() -> str:
-    """The machine's folder for the tests' compiled programs: compiling them anew took a quarter of the tests' CPU time."""
+    """The machine's folder for the tests' compiled programs, which took a quarter of the CPU time."""
     return str(Path(tempfile.gettempdir(), f"podslice-test-programs-{os.getuid()}"))
 
 
