@@ -54,6 +54,7 @@ class StandInServer(ThreadingHTTPServer):
     """Its handlers find it as `self.server`."""
 
     daemon_threads = True
+    request_queue_size = 128  # not socketserver's 5: many clients at once are reset
 
     def __init__(self, handler: type[StandInHandler], address: tuple[str, int] = ("127.0.0.1", 0)):
         super().__init__(address, handler)

@@ -82,6 +82,15 @@ class EmulatedCluster:
         raylet.wait(STOP_TIMEOUT_S)
         running.why = f"host {name} was killed"
 
+    def kill_slice(self, number: int) -> None:
+        """Kill all hosts of a slice at once, as when it is preempted without notice."""
+        running = self.slices[number]
+        for raylet in running.raylets.values():
+            raylet.stop()
+        for raylet in running.raylets.values():
+            raylet.wait(STOP_TIMEOUT_S)
+        running.why = f"all of {', '.join(running.raylets)} were killed"
+
     def tick(self, alive: Callable[[], set[str]]) -> None:
         """Run one pass of the control loop.
 

@@ -1,6 +1,7 @@
 """`python -m kuberay local`: the command's options."""
 
 import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -34,6 +35,24 @@ def local(
             show_default=False,
         ),
     ] = None,
+    kill_slice: Annotated[
+        int | None,
+        typer.Option(
+            metavar="SLICE",
+            min=0,
+            help="Kill a slice while streams are answered, say what became of them, and end: 0 if none was harmed.",
+            show_default=False,
+        ),
+    ] = None,
+    kills: Annotated[int, typer.Option(min=1, help="How often --kill-slice kills it.")] = 1,
+    counts: Annotated[
+        Path | None,
+        typer.Option(
+            dir_okay=False,
+            help="Where --kill-slice adds its counts up: the same command goes on after a stop.",
+            show_default=False,
+        ),
+    ] = None,
     insist: Annotated[bool, typer.Option("--insist", help="Start although the memory is too small.")] = False,
     project: Project = None,
     bucket: Bucket = None,
@@ -43,6 +62,7 @@ def local(
     python -m kuberay local ray_configs.catalog.spmd_175b --tiny
     """
     from kuberay.local import running
+    from kuberay.local.drill.kills import DrillOptions
     from ray_configs.service import Service
 
     if kill_host is not None:
@@ -52,7 +72,12 @@ def local(
     if not isinstance(service, Service):
         assert service is not None  # read_config has refused YAML
         raise Refusal(rehearsal(config, service))
-    running.run(service, running.LocalOptions(port, tiny, hosts_per_slice, slices, insist))
+    drill = None
+    if kill_slice is not None:
+        drill = DrillOptions(kill_slice, kills, counts)
+    elif counts is not None or kills != 1:
+        raise Refusal("--kills and --counts belong to --kill-slice SLICE: add it, or leave them out")
+    running.run(service, running.LocalOptions(port, tiny, hosts_per_slice, slices, insist, drill))
 
 
 def rehearsal(source: str, job: "Job") -> str:

@@ -18,6 +18,7 @@ import psutil
 from kuberay.local import LocalError, ServiceFailed
 from kuberay.local.cluster import EmulatedCluster, SlicePhase
 from kuberay.local.dashboard import App, Dashboard, differences
+from kuberay.local.drill.kills import Drill, DrillOptions
 from kuberay.local.folder import RunFolder
 from kuberay.local.hosts import HostsPlan, plan_of
 from kuberay.local.memory import memory_gb, refuse_too_large, weights_gb
@@ -45,13 +46,14 @@ class LocalOptions:
     hosts_per_slice: int | None = None
     slices: int | None = None
     insist: bool = False
+    drill: DrillOptions | None = None
 
 
 def run(service: Service, options: LocalOptions) -> None:
     """Block until SIGINT, SIGTERM or SIGHUP.
 
     Raises:
-        LocalError: the service cannot run here.
+        LocalError: the service cannot run here, or its drill harmed a stream.
         ServiceFailed: it started, but its deployment failed.
         KeyboardInterrupt: it was stopped before it was ready.
     """
@@ -93,6 +95,7 @@ def _run(service: Service, options: LocalOptions, folder: RunFolder) -> None:
     manifest = next(item for item in render(scaled.service) if item["kind"] == "RayService")
     address = address_of(options.port)
     plan = plan_of(manifest, address=address, environment=os.environ, replicas=options.slices)
+    drill = Drill(scaled.service, plan, options.drill, options.port) if options.drill else None
     refuse_too_large(plan, weights_gb(scaled.service), options.insist)
     for sentence in (*scaled.notes, *_differences_of(plan, scaled.service)):
         _say(sentence)
@@ -105,7 +108,7 @@ def _run(service: Service, options: LocalOptions, folder: RunFolder) -> None:
     cluster = EmulatedCluster(plan, site, ports, _say)
     dashboard = Dashboard(site.dashboard_port, token)
     try:
-        _Run(plan, options, folder, cluster, dashboard, scaled.service.drain_s).forever()
+        _Run(plan, options, folder, cluster, dashboard, scaled.service.drain_s, drill).forever()
     finally:
         dashboard.close()
         with _on(signal.SIG_IGN):  # a second Ctrl-C must not interrupt the cleanup
@@ -127,6 +130,7 @@ class _Run:
     _cluster: EmulatedCluster
     _dashboard: Dashboard
     _drain_s: float
+    _drill: Drill | None
     _began: float = field(default_factory=time.monotonic)
     _deployed_to: int = 0
     """The head that has the service's config, by its number; 0: none yet."""
@@ -137,18 +141,23 @@ class _Run:
     def forever(self) -> None:
         try:
             with StatusDisplay() as display:
-                while True:
-                    self._once()
+                while self._once():
                     display.show(self._status())
                     time.sleep(PERIOD_S)
         except KeyboardInterrupt:
             if not self._ready:
                 raise
+            if self._drill:
+                _say(f"drill: stopped after {self._drill.told()}")
             _say("open requests may finish; Ctrl-C again does not wait for them")
             with suppress(KeyboardInterrupt):
                 self._cluster.head.drain(self._drain_s + TO_CONNECT_S)
+        else:
+            if self._drill:
+                _say(self._drill.verdict())
 
-    def _once(self) -> None:
+    def _once(self) -> bool:
+        """One pass of the loop. False: the drill is over."""
         self._cluster.tick(self._alive)
         if self._deployed_to not in (0, self._cluster.heads):
             self._deployed_to, self._ready, self._apps = 0, False, []
@@ -163,6 +172,7 @@ class _Run:
                 self._deployed_to = self._cluster.heads
         if self._deployed_to and time.monotonic() - self._asked > 1:
             self._look_at_apps()
+        return self._drill is None or self._drill.step(self._cluster, self._apps, self._ready)
 
     def _checked(self) -> bool:
         """Whether Ray's view matches GKE's; False if Ray does not answer yet. Raises ServiceFailed if it differs."""
@@ -216,7 +226,7 @@ class _Run:
             if app.message and app.status != "RUNNING":
                 line += f"; {app.message.strip().splitlines()[-1]}"
             lines.append(line)
-        return lines
+        return [*lines, self._drill.saying] if self._drill else lines
 
 
 def _differences_of(plan: HostsPlan, service: Service) -> Iterator[str]:

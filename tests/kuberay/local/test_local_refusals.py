@@ -80,6 +80,22 @@ def test_a_host_to_kill_is_a_slice_and_a_number():
     assert "write SLICE:HOST, such as 0:0" in refused("ray_configs.catalog.spmd_175b", "--kill-host", "a")
 
 
+@pytest.mark.parametrize(
+    ("config", "options", "said"),
+    [
+        (
+            "ray_configs.catalog.spmd_175b",
+            ("--kill-slice", "7"),
+            "--kill-slice 7: there is no such slice; there are 0: tpu-",
+        ),
+        ("ray_configs.catalog.cell_v5e_4x8", ("--kill-slice", "0"), "asks a language model, and"),
+        ("ray_configs.catalog.spmd_175b", ("--kills", "3"), "belong to --kill-slice SLICE"),
+    ],
+)
+def test_a_drill_that_cannot_be(config, options, said):
+    assert said in refused(config, "--tiny", "--hosts-per-slice", "1", *options)
+
+
 def test_a_port_that_another_command_has_claimed_and_does_not_listen_on_yet(monkeypatch, tmp_path):
     """A start takes minutes until something listens. Another user's, or one with another TMPDIR, counts too."""
     port = str(serving_port())

@@ -1,0 +1,166 @@
+"""A drill's course: undisturbed answers first, then kill after kill, each once the service is whole again."""
+
+import os
+import random
+import threading
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from kuberay.local import LocalError
+from kuberay.local.cluster import EmulatedCluster, SlicePhase
+from kuberay.local.dashboard import App
+from kuberay.local.drill.streams import DrillCounts, Streams
+from kuberay.local.hosts import HostsPlan
+from ray_configs.llm import LLMConfig
+from ray_configs.service import Service
+
+ANSWERING_S = (2.0, 6.0)
+"""How long streams are answered before each kill: drawn anew, so that kills find them at other places."""
+PAGES_S = 60.0
+"""How long after the last stream a replica may take to free its pages; a caller that left is noticed only then."""
+
+SAY_S = 10.0
+"""Time between two tallies in the run's status."""
+
+
+class StreamsHarmed(LocalError):
+    """The drill's verdict is against the service."""
+
+    status = 1
+
+
+@dataclass(frozen=True)
+class DrillOptions:
+    """The drill's part of the command line."""
+
+    slice: int
+    """Which slice is killed, by the number that the run shows."""
+    kills: int = 1
+    """How often, over all runs that add to one file."""
+    counts: Path | None = None
+
+
+class Drill:
+    """`step` is called from the run's loop, and never waits."""
+
+    def __init__(self, service: Service, plan: HostsPlan, options: DrillOptions, port: int):
+        """Raises LocalError without such a slice or a language model, or if the counts cannot be read."""
+        if options.slice >= len(plan.slices):
+            names = ", ".join(f"{number}: {slice.name}" for number, slice in enumerate(plan.slices))
+            raise LocalError(f"--kill-slice {options.slice}: there is no such slice; there are {names or 'none'}")
+        asked = next((app for app in service.applications if isinstance(app.config, LLMConfig)), None)
+        if asked is None or not isinstance(asked.config, LLMConfig):
+            raise LocalError(f"--kill-slice asks a language model, and {service.name} serves none: leave it out")
+        self._options, self.counts = options, DrillCounts.read(options.counts)
+        self._before = replace(self.counts)
+        url = f"http://127.0.0.1:{port}{asked.route_prefix.rstrip('/')}"
+        self._streams = Streams(url, asked.config.served_name, os.environ.get("PODSLICE_API_KEY"), self.counts)
+        self._routers = asked.config.routers
+        self._recording: threading.Thread | None = None
+        self._recorded: LocalError | str = ""
+        self._kill_at = self._pages_until = self._say_at = 0.0
+        self._killed = False
+        self._pages: float | None = None
+        self.saying = "drill: waits for the service"
+        """What it does, as a line of the run's status."""
+
+    def step(self, cluster: EmulatedCluster, apps: list[App], ready: bool) -> bool:
+        """One step, given the run's state. False: the drill is over.
+
+        Raises:
+            LocalError: the undisturbed service answers nothing.
+        """
+        whole = ready and is_whole(cluster, apps)
+        if self._recording is None:
+            if whole:
+                self._recording = threading.Thread(target=self._record, daemon=True)
+                self._recording.start()
+                self.saying = "drill: asks for the undisturbed answers"
+            return True
+        if isinstance(self._recorded, LocalError):
+            raise self._recorded
+        if not self._recorded:
+            return True
+        return self._kill(cluster, whole)
+
+    def _record(self) -> None:
+        try:
+            self._streams.record()
+            self._streams.start()
+            self._recorded = "done"
+        except LocalError as error:
+            self._recorded = error
+
+    def _kill(self, cluster: EmulatedCluster, whole: bool) -> bool:
+        now = time.monotonic()
+        if self._pages_until:
+            return self._ending(now)
+        if self._killed:
+            self._killed = not whole
+            self._kill_at = 0.0
+            if not self._killed:
+                self.counts.write(self._options.counts)
+        elif whole and self.counts.kills >= self._options.kills:
+            self._streams.stop()
+            self._pages_until = now + PAGES_S
+        elif whole and not self._kill_at:
+            self._kill_at = now + random.uniform(*ANSWERING_S)
+        elif whole and now >= self._kill_at:
+            cluster.kill_slice(self._options.slice)
+            self.counts.kills += 1
+            self._killed, self._say_at = True, now
+        if now >= self._say_at:
+            self.saying, self._say_at = f"drill: {self.told()}", now + SAY_S
+        return True
+
+    def _ending(self, now: float) -> bool:
+        if self._streams.running:
+            self._pages_until = now + PAGES_S
+            self.saying = "drill: the last streams may finish"
+            return True
+        self._pages = self._streams.pages_used()
+        if self._pages and now < self._pages_until:
+            self.saying = "drill: waits until no request holds pages"
+            return True
+        return False
+
+    def told(self) -> str:
+        """What was counted so far, in words."""
+        counts = self.counts
+        return (
+            f"{_kills(counts.kills)} of slice {self._options.slice}, {counts.answers} answers, "
+            f"{counts.lost} lost, {counts.wrong} wrong; longest pause {counts.longest_pause_s:.1f} s"
+        )
+
+    def verdict(self) -> str:
+        """The whole result. Raises StreamsHarmed if a stream was lost or wrong, or pages were not freed."""
+        self.counts.write(self._options.counts)
+        lines = [f"verdict: {self.told()}"]
+        if self._before.kills:
+            lines[0] += f" (with the {_kills(self._before.kills)} of earlier runs)"
+        lines += [f"not asked: {kind} ({why})" for kind, why in self._streams.left_out.items()]
+        lines += self._streams.failures
+        if self._pages:
+            lines.append(f"requests that nobody reads still hold {self._pages:.1%} of a KV cache")
+        if not (self.counts.lost or self.counts.wrong or self._pages):
+            return "\n".join(lines)
+        if not self._routers:
+            lines.append(
+                "the config has routers=0: a stream ends with the replica that answers it. Set routers=1 or more"
+            )
+        raise StreamsHarmed("\n".join(lines))
+
+
+def _kills(number: int) -> str:
+    return f"{number} kill{'s' * (number != 1)}"
+
+
+def is_whole(cluster: EmulatedCluster, apps: list[App]) -> bool:
+    """Whether every slice is up, and every application has the replicas that it wants."""
+    declared = [app for app in apps if app.declared]
+    return (
+        bool(declared)
+        and all(running.phase is SlicePhase.up for running in cluster.slices)
+        and all(app.status == "RUNNING" and app.replicas.get("RUNNING", 0) >= app.wanted for app in declared)
+    )

@@ -1,0 +1,105 @@
+"""The course of a drill and its verdict, with the emulated cluster's part played by the test.
+
+`test_a_drill_kills_a_slice_and_ends` is the real thing: raylets, Serve, routers and engines.
+"""
+
+import json
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kuberay.local.cluster import SlicePhase
+from kuberay.local.dashboard import App
+from kuberay.local.drill.kills import Drill, DrillOptions, StreamsHarmed
+from kuberay.local.hosts import HostsPlan, plan_of
+from kuberay.render import render
+from ray_configs.llm import LLMConfig
+from ray_configs.service import Application, Service
+from tests.http_servers import StandInServer
+from tests.kuberay.local.drill.test_streams import Answering
+
+
+def service(**fields: Any) -> Service:
+    llm = LLMConfig(model="meta-llama/Meta-Llama-3-8B", model_id="m", slice="v5e:2x4:8t", **fields)
+    return Service(name="drilled", applications=(Application(config=llm),))
+
+
+def plan(of: Service) -> HostsPlan:
+    manifest = next(item for item in render(of) if item["kind"] == "RayService")
+    return plan_of(manifest, address="127.0.0.2")
+
+
+class Played:
+    """A cluster whose slice is gone for a second after each kill, while the server does harm."""
+
+    def __init__(self, server: Any, harm: str | None):
+        self.slices = [SimpleNamespace(phase=SlicePhase.up)]
+        self._server, self._harm, self.killed = server, harm, 0
+
+    def kill_slice(self, number: int) -> None:
+        self.killed += 1
+        self.slices[number].phase, self._until = SlicePhase.going, time.monotonic() + 1
+        self._server.harm = self._harm
+
+    def tick(self) -> None:
+        if self.slices[0].phase is SlicePhase.going and time.monotonic() > self._until:
+            self.slices[0].phase, self._server.harm = SlicePhase.up, None
+
+
+def drilled(
+    monkeypatch: pytest.MonkeyPatch, counts: Path, harm: str | None, of: Service, kills: int
+) -> tuple[Drill, int]:
+    monkeypatch.setattr("kuberay.local.drill.kills.ANSWERING_S", (0.1, 0.2))
+    monkeypatch.setattr("kuberay.local.drill.kills.PAGES_S", 0.0)
+    monkeypatch.setattr(Answering, "do_GET", lambda self: self.answer("vllm:kv_cache_usage_perc{} 0.0\n"))
+    app = App("llm", "RUNNING", "", {"RUNNING": 1}, 1, True)
+    with StandInServer(Answering) as server:
+        server.asked, server.harm = 0, None
+        drill, cluster = Drill(of, plan(of), DrillOptions(0, kills, counts), server.server_port), Played(server, harm)
+        while drill.step(cluster, [app], ready=True):  # type: ignore[arg-type]
+            cluster.tick()
+            time.sleep(0.005)
+        return drill, cluster.killed
+
+
+def test_harm_is_the_verdict(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    drill, killed = drilled(monkeypatch, tmp_path / "counts.json", "cut", service(), 2)
+    assert killed == 2
+    with pytest.raises(StreamsHarmed, match=r"verdict: 2 kills of slice 0, \d+ answers, [1-9]") as harmed:
+        drill.verdict()
+    assert "ended before its [DONE]" in str(harmed.value) and "routers=0" in str(harmed.value)
+    assert harmed.value.status == 1
+
+
+def test_a_run_goes_on_from_the_counts_of_another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    counts = tmp_path / "counts.json"
+    first, _ = drilled(monkeypatch, counts, None, service(routers=1), 1)
+    assert first.verdict().startswith("verdict: 1 kill of slice 0, ")
+    answers = json.loads(counts.read_text())["answers"]
+    second, killed = drilled(monkeypatch, counts, None, service(routers=1), 3)
+    assert killed == 2, "the first run's kill counts"
+    assert "(with the 1 kill of earlier runs)" in second.verdict()
+    assert json.loads(counts.read_text())["answers"] > answers
+
+
+CONFIG = """
+from ray_configs.capacity import Spot
+from ray_configs.llm import LLMConfig
+from ray_configs.service import Application, Service
+llm = LLMConfig(model="meta-llama/Meta-Llama-3-8B", slice="v5e:2x4:8t", routers=1, min_replicas=2, max_replicas=2)
+service = Service(name="drilled", applications=(Application(config=llm, capacity=Spot()),))
+"""
+
+
+@pytest.mark.slow
+def test_a_drill_kills_a_slice_and_ends(local_run, tmp_path: Path) -> None:
+    config, counts = tmp_path / "drilled.py", tmp_path / "counts.json"
+    config.write_text(CONFIG)
+    run = local_run(str(config), "--tiny", "--kill-slice", "0", "--counts", str(counts))
+    run.wait_for("verdict", 1200)
+    assert run.process.wait(60) == 0, run.output
+    found = json.loads(counts.read_text())
+    assert (found["kills"], found["lost"], found["wrong"]) == (1, 0, 0) and found["answers"] >= 16, run.output
