@@ -5,9 +5,11 @@
 Ray starts both and tells where the engines are; no request passes through it.
 """
 
+import asyncio
 import logging
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,9 +18,11 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from apps.llm.router.fleet import Fleet
+from apps.llm.router.journey import Pause
 from apps.llm.router.wire.messages import Endpoint
 from apps.llm.router.wire.remote import RemoteEngine
 from apps.llm.router.wire.served import ServedEngine
+from apps.llm.served.metrics import EngineMetrics, PauseMetrics, RoutedMetrics
 from apps.llm.slice import load_engine
 from apps.llm.words_server import WordsServer
 from apps.serving.ingress.api_keys import Principals
@@ -68,6 +72,8 @@ class LLMEngine:
         self._engine, self._hosts = await hosted(config, load_engine)
         name = serve.get_replica_context().replica_id.unique_id
         self._served = ServedEngine(self._engine.tokens, ray.util.get_node_ip_address(), name)
+        reports = EngineMetrics(config.served_name).publish_forever(self._engine.stats)
+        self._reports = asyncio.create_task(reports)
 
     async def endpoint(self) -> Endpoint:
         """Where routers reach it, and their keys."""
@@ -99,6 +105,8 @@ class LLMEngine:
 class LLMRouter(WordsServer):
     """Takes requests, and gives their tokens to the engines. It has no chip."""
 
+    METRICS = RoutedMetrics
+
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, config: LLMConfig, keys: Principals, engines: DeploymentHandle[Any]
     ):
@@ -109,7 +117,7 @@ class LLMRouter(WordsServer):
     def engine(self, config: LLMConfig) -> "Engine":
         from apps.llm.text import Engine
 
-        fleet = self._found.start(config.max_load_share)
+        fleet = self._found.start(config.max_load_share, PauseMetrics(config.served_name).resumed)
         try:
             return Engine.over(config, fleet)
         except BaseException:
@@ -139,8 +147,11 @@ class RunningEngines:
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._look_on, name="podslice-engines", daemon=True)
 
-    def start(self, max_load_share: float) -> Fleet:
-        """Wait for the first engine, and go on looking. Blocks for minutes: engines load, or wait for a slice."""
+    def start(self, max_load_share: float, resumed: Callable[[Pause], None] = lambda _: None) -> Fleet:
+        """Wait for the first engine, and go on looking. Blocks for minutes: engines load, or wait for a slice.
+
+        `resumed`: see `Fleet`.
+        """
         log.info("waiting for the first engine")
         first = None
         while first is None:
@@ -149,7 +160,7 @@ class RunningEngines:
             if first is None:
                 self._ask_for_one()
                 time.sleep(LOOK_S)
-        self._fleet = Fleet(first.capabilities, max_load_share, self._kind)
+        self._fleet = Fleet(first.capabilities, max_load_share, self._kind, resumed=resumed)
         self._join(first)
         self._thread.start()
         return self._fleet

@@ -2,13 +2,14 @@
 
 import asyncio
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from fastapi import FastAPI
 
 from apps.llm.batch_api.files.storage import Storage
 from apps.llm.batch_api.records import BatchStore, Limits
 from apps.llm.http.app import http_app
+from apps.llm.served.metrics import LanguageMetrics
 from apps.llm.served.text_model import TextModel
 from apps.serving.ingress.api_keys import Principals
 from apps.serving.replica import EngineServer
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 class WordsServer(EngineServer):
     """A process with the HTTP dialects of a model. A subclass says where its engine is."""
+
+    METRICS: ClassVar[type[LanguageMetrics]] = LanguageMetrics
 
     _stored_responses: int
     _batch_store: BatchStore | None
@@ -49,7 +52,7 @@ class WordsServer(EngineServer):
         engine = self.engine(config)
         self._stored_responses, self._tokenizer_info = config.kept_responses, config.tokenizer_info
         self._adapter_loading = config.adapter_loading
-        return TextModel(config.served_name, engine, config.health_step_deadline_s)
+        return TextModel(config.served_name, engine, config.health_step_deadline_s, self.METRICS)
 
     def http_app(self, model: TextModel, keys: Principals) -> FastAPI:
         return http_app(

@@ -21,6 +21,7 @@ from apps.llm.api import AdapterInfo, CacheNews, Capabilities, EngineStats, Engi
 from apps.llm.engine.interface import TokenEngine
 from apps.llm.router.adapters import FleetAdapters
 from apps.llm.router.engines import FleetEngines
+from apps.llm.router.journey import Pause
 from apps.llm.router.traffic import FleetTraffic
 
 log = logging.getLogger("podslice")
@@ -36,6 +37,7 @@ class Fleet:
         max_load_share: see `EngineConfig`.
         kind: what a member is, in words for readers who wait for one.
         clock: seconds, never back.
+        resumed: told of each request that goes on after its engine was gone. It neither waits nor raises.
     """
 
     def __init__(
@@ -44,10 +46,11 @@ class Fleet:
         max_load_share: float = 1.05,
         kind: str = "a replica",
         clock: Callable[[], float] = time.monotonic,
+        resumed: Callable[[Pause], None] = lambda _: None,
     ):
         self.capabilities = capabilities
         self._engines = FleetEngines(capabilities, max_load_share, clock)
-        self._traffic = FleetTraffic(self._engines, clock)
+        self._traffic = FleetTraffic(self._engines, clock, resumed)
         self._adapters = FleetAdapters(lambda: [member.engine for member in self._engines])
         self._kind, self._clock = kind, clock
         self._closing = threading.Event()

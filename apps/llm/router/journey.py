@@ -17,6 +17,24 @@ PREFILL_IN_FLIGHT = 16_384
 Taken = Callable[["Member", list[TokenOutput]], None]
 
 
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """What a reader waited for because its engine was gone, in seconds, from its last token before to the next one.
+
+    A reader who had no token yet counts from when its engine last sent anything for it, or got it.
+    """
+
+    noticed: float  # until the engine was known to be gone; a step's own time is in it
+    placed: float  # until another one had the request
+    computed: float  # until the next token: prompt and answer so far are computed again, behind what runs there
+    tokens: int  # that had to be computed
+
+    @property
+    def whole(self) -> float:
+        """All of it."""
+        return self.noticed + self.placed + self.computed
+
+
 @dataclass(eq=False, slots=True)
 class RequestGroup:
     """Requests that were submitted together: they share a prompt and a grammar, and are queued all or none."""
@@ -45,6 +63,10 @@ class Journey:
     aborted: bool = False
     missing: int = 0  # tokens that its engine has to compute before its next one comes
     fatal: int = 0  # engines that died with it, one after another, since its last token
+    heard: float = 0.0  # when its engine last sent something of it, or got it first
+    gone: float | None = None  # when that engine was known to be gone; None: it was not
+    placed: float = 0.0  # when another one got it
+    again: int = 0  # tokens that had to be computed there
 
     @property
     def length(self) -> int:
@@ -92,6 +114,14 @@ class Journey:
         if not self.moved:
             return output
         return msgspec.structs.replace(output, request=self.request.id, cached_tokens=self.cached_tokens)
+
+    def resumed(self, now: float) -> Pause | None:
+        """How long its reader waited, if this is the first token since its engine was gone."""
+        if self.gone is None:
+            return None
+        pause = Pause(self.gone - self.heard, self.placed - self.gone, now - self.placed, self.again)
+        self.gone = None
+        return pause
 
     def last(
         self,

@@ -9,7 +9,7 @@ from concurrent.futures import CancelledError, Future
 from apps.llm.api import LATE, EngineStopped, QueueFull, RequestError, Sink, TokenOutput, TokenRequest, UnknownAdapter
 from apps.llm.engine.interface import TokenEngine
 from apps.llm.router.engines import FleetEngines
-from apps.llm.router.journey import Journey, Member, RequestGroup
+from apps.llm.router.journey import Journey, Member, Pause, RequestGroup
 
 log = logging.getLogger("podslice")
 
@@ -25,10 +25,13 @@ class FleetTraffic:
     Args:
         engines: at first none.
         clock: seconds, never back.
+        resumed: told of each request that goes on after its engine was gone. It neither waits nor raises.
     """
 
-    def __init__(self, engines: FleetEngines, clock: Callable[[], float]):
-        self.engines, self._clock = engines, clock
+    def __init__(
+        self, engines: FleetEngines, clock: Callable[[], float], resumed: Callable[[Pause], None] = lambda _: None
+    ):
+        self.engines, self._clock, self._resumed = engines, clock, resumed
         self._lock = threading.RLock()  # held while outputs are handed on, so that none overtakes another
         self._journeys: dict[int, Journey] = {}  # by the ids of whoever submitted them
         self._homeless: list[Journey] = []  # wait for an engine
@@ -100,6 +103,10 @@ class FleetTraffic:
         now = self._clock()
         for journey in group.journeys:
             member.journeys[journey.id], journey.member = journey, member
+            if journey.gone is None:
+                journey.heard = now
+            else:  # its first engine is gone
+                journey.placed, journey.again = now, journey.missing or first.missing
         done = group.compiling = member.submit([journey.beginning(now) for journey in group.journeys])
         done.add_done_callback(lambda done: self._begun(group, member, done))
 
@@ -164,6 +171,7 @@ class FleetTraffic:
         """Hand a member's outputs on. Called by its thread."""
         with self._lock:
             by_sink: dict[Sink, list[TokenOutput]] = {}
+            now = self._clock()
             failed: str | None = None
             settled = False
             for output in outputs:
@@ -174,6 +182,9 @@ class FleetTraffic:
                     failed = failed or output.error or "ended a request that nobody ended"
                     continue
                 settled |= journey.missing > 0 and bool(output.token_ids or output.finish_reason)
+                if output.token_ids and (pause := journey.resumed(now)) is not None:
+                    self._resumed(pause)
+                journey.heard = now
                 seen = journey.seen(output)
                 if output.finish_reason is not None:
                     self._end(journey)
@@ -203,10 +214,12 @@ class FleetTraffic:
     def _move(self, member: Member, journeys: list[Journey], reason: str) -> None:
         """Let requests of a member wait for another one."""
         member.journeys.clear()
+        now = self._clock()
         if journeys:
             log.warning("%s %s: %d requests go on elsewhere", member.name, reason, len(journeys))
         for journey in journeys:
             journey.member, journey.runs = None, False
+            journey.gone = now if journey.gone is None else journey.gone
             if journey.aborted:
                 self._end(journey)
                 journey.sink([journey.last("abort")])
@@ -239,9 +252,11 @@ class FleetTraffic:
 
     def _continue(self, journey: Journey, member: Member) -> None:
         journey.id, journey.member, journey.moved = next(self._moved_ids), member, True
+        now = self._clock()
+        journey.placed, journey.again = now, journey.missing
         member.journeys[journey.id] = journey
         self.moves += 1
-        done = member.submit([journey.continuation(journey.id, self._clock())])
+        done = member.submit([journey.continuation(journey.id, now)])
         done.add_done_callback(lambda done: self._continued(journey, member, done))
 
     def _continued(self, journey: Journey, member: Member, done: "Future[None]") -> None:

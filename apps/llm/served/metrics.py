@@ -1,12 +1,15 @@
 """A language model's metrics."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from apps.llm.api import CallerStats, EngineStats
 from apps.serving.metrics import Instruments, Metrics
+
+if TYPE_CHECKING:
+    from apps.llm.router.journey import Pause
 
 SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
 
@@ -26,7 +29,7 @@ def exposition(model: str, stats: EngineStats, page_size: int, adapters: Sequenc
         (
             "vllm:kv_cache_usage_perc",
             "Share of the KV cache pages in use, 0 to 1.",
-            stats.pages_used / stats.pages_total,
+            stats.pages_used / max(1, stats.pages_total),  # a router without an engine has none
         ),
     ):
         Gauge(name, told, ["model_name"], registry=registry).labels(model).set(value)
@@ -61,7 +64,9 @@ class CallerMetrics(Instruments[CallerStats]):
     }
 
 
-class LanguageMetrics(Metrics[EngineStats]):
+class EngineMetrics(Metrics[EngineStats]):
+    """The metrics of an engine."""
+
     GAUGES: ClassVar = {
         "running": ("podslice_requests_running", "Sequences in the batch."),
         "waiting": ("podslice_requests_waiting", "Sequences that wait for a slot in the batch."),
@@ -83,6 +88,21 @@ class LanguageMetrics(Metrics[EngineStats]):
         ),
         "steps": ("podslice_engine_steps", "Steps run."),
     }
+    HISTOGRAMS: ClassVar = {}
+
+    def line(self, stats: EngineStats, before: EngineStats, seconds: float) -> str:
+        prompt = (stats.prompt_tokens - before.prompt_tokens) / seconds
+        answer = (stats.generated_tokens - before.generated_tokens) / seconds
+        return (
+            f"running {stats.running}, waiting {stats.waiting} | in {prompt:.0f} tok/s, out {answer:.0f} tok/s | "
+            f"KV cache {stats.pages_used / max(1, stats.pages_total):.0%} | "
+            f"prefix hits {stats.prefix_hit_tokens - before.prefix_hit_tokens} tok"
+        )
+
+
+class LanguageMetrics(EngineMetrics):
+    """The metrics of an engine and of the requests that its process answers."""
+
     HISTOGRAMS: ClassVar = {
         "ttft": (
             "podslice_time_to_first_token_s",
@@ -109,11 +129,31 @@ class LanguageMetrics(Metrics[EngineStats]):
         for name, theirs in self._stats_of_callers().items():
             self._callers.record(theirs, caller=name)
 
-    def line(self, stats: EngineStats, before: EngineStats, seconds: float) -> str:
-        prompt = (stats.prompt_tokens - before.prompt_tokens) / seconds
-        answer = (stats.generated_tokens - before.generated_tokens) / seconds
-        return (
-            f"running {stats.running}, waiting {stats.waiting} | in {prompt:.0f} tok/s, out {answer:.0f} tok/s | "
-            f"KV cache {stats.pages_used / max(1, stats.pages_total):.0%} | "
-            f"prefix hits {stats.prefix_hit_tokens - before.prefix_hit_tokens} tok"
-        )
+
+class RoutedMetrics(LanguageMetrics):
+    """A router's. What its engines do they count themselves, for each of them may have several routers."""
+
+    GAUGES: ClassVar = {}
+    COUNTERS: ClassVar = {}
+
+
+class PauseMetrics(Instruments[EngineStats]):
+    """How long answers waited whose engine was gone, by a router: see `Pause`."""
+
+    GAUGES: ClassVar = {}
+    COUNTERS: ClassVar = {}
+    HISTOGRAMS: ClassVar = {
+        "noticed": (
+            "podslice_pause_noticed_s",
+            "From an answer's last token until its engine was known gone.",
+            SECONDS,
+        ),
+        "placed": ("podslice_pause_placed_s", "From then until another engine had it.", SECONDS),
+        "computed": ("podslice_pause_computed_s", "From then to its next token.", SECONDS),
+        "whole": ("podslice_pause_s", "From an answer's last token to its next, on another engine.", SECONDS),
+    }
+
+    def resumed(self, pause: "Pause") -> None:
+        """An answer goes on."""
+        for part in self.HISTOGRAMS:
+            self.observe(part, getattr(pause, part))

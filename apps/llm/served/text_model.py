@@ -32,9 +32,18 @@ class TextModel:
     """One model and its engine. Methods raise EngineError: RequestError (PromptTooLong), QueueFull or EngineStopped.
 
     Requests belong to the current task's CALLER.
+
+    Args:
+        metrics: what this process counts.
     """
 
-    def __init__(self, name: str, engine: "Engine", step_deadline_s: float):
+    def __init__(
+        self,
+        name: str,
+        engine: "Engine",
+        step_deadline_s: float,
+        metrics: type[LanguageMetrics] = LanguageMetrics,
+    ):
         self.name, self.created = name, int(time.time())
         self.max_model_len = engine.max_model_len
         """Tokens of prompt and answer together."""
@@ -52,7 +61,7 @@ class TextModel:
         """Tokenizes what requests send."""
         self._adapter: str | None = None
         self._held = HeldAdapters(engine)
-        self._metrics = LanguageMetrics(name, engine.callers)
+        self._metrics = metrics(name, engine.callers)
         self.tracing = tracing(name)
         """Makes the spans of requests; None if they are not traced."""
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from apps.llm.served.metrics import LanguageMetrics
+from apps.llm.served.metrics import LanguageMetrics, PauseMetrics
 from apps.stable_diffusion.metrics import PictureMetrics
 from kuberay.check import check
 from kuberay.observability import alert_groups, boards
@@ -95,6 +95,8 @@ def test_panels_of_chips_and_of_the_autoscaler_need_one() -> None:
     assert "ray_tpu" not in expressions(of(LLMConfig())) and "ray_cluster" not in expressions(of(LLMConfig()))
     assert "ray_tpu" in expressions(of(LLMConfig(slice="v5e:1x1")))
     assert "ray_cluster" in expressions(of(LLMConfig(max_replicas=2)))
+    assert "podslice_pause" in expressions(of(LLMConfig(routers=2)))
+    assert "podslice_pause" not in expressions(of(LLMConfig(routers=0)))
 
 
 def test_boards_of_two_services_do_not_replace_each_other() -> None:
@@ -106,11 +108,12 @@ def test_boards_of_two_services_do_not_replace_each_other() -> None:
 def test_every_metric_of_the_applications_is_shown_and_no_other() -> None:
     """As Ray exports them: prefixed, a counter with _total, a histogram by its parts."""
     exported: dict[str, set[str]] = {}
-    for metrics in (LanguageMetrics, PictureMetrics):
+    for metrics in (LanguageMetrics, PauseMetrics, PictureMetrics):
         exported |= {f"ray_{name}": {""} for name, _ in metrics.GAUGES.values()}
         exported |= {f"ray_{name}": {"_total"} for name, _ in metrics.COUNTERS.values()}
         exported |= {f"ray_{name}": {"_bucket", "_sum", "_count"} for name, *_ in metrics.HISTOGRAMS.values()}
-    shown = set(re.findall(r"ray_podslice_\w+", expressions(WHOLE)))
+    everything = expressions(WHOLE) + expressions(of(LLMConfig(routers=1)))
+    shown = set(re.findall(r"ray_podslice_\w+", everything))
     assert shown <= {name + part for name, parts in exported.items() for part in parts}
     assert {name for name, parts in exported.items() if not shown & {name + part for part in parts}} == set()
 

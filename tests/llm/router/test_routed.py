@@ -6,6 +6,7 @@ The oracle is the undisturbed answer of the same service, byte for byte but for 
 import json
 import os
 import random
+import re
 import signal
 import threading
 import time
@@ -144,6 +145,19 @@ def pages_used(url: str) -> float:
     return float(line.rsplit(" ", 1)[1])
 
 
+def counted(metric: str) -> dict[str, float]:
+    """A metric's sum for each deployment, as Ray's endpoint has it."""
+    import ray
+
+    port = ray.nodes()[0]["MetricsExportPort"]
+    sums = dict[str, float]()
+    for line in httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=60).text.splitlines():
+        if line.startswith(f"ray_podslice_{metric}{{") and 'application="routed"' in line:
+            deployment = re.search(r'deployment="(\w+)"', line)[1]
+            sums[deployment] = sums.get(deployment, 0) + float(line.rsplit(" ", 1)[1])
+    return sums
+
+
 def killed(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
@@ -188,3 +202,8 @@ def test_no_stream_is_lost_or_changed(service: str, harm: Callable[[int], None])
     wrong = [kind for kind, answer in answers if not alike(answer, expected[kind])]
     assert not wrong and len(answers) > 16, (wrong, len(answers))
     wait_until(lambda: pages_used(service) == 0, 60)
+    wait_until(lambda: counted("pause_s_count").get("LLMRouter", 0) > 0, 60)
+    assert counted("generated_tokens_total").keys() == {"LLMEngine"}, "counted once, by whoever computes them"
+    before = counted("time_to_first_token_s_count")["LLMRouter"]
+    events(service, "greedy", 4)
+    wait_until(lambda: counted("time_to_first_token_s_count")["LLMRouter"] > before, 60)
