@@ -210,8 +210,8 @@ class LLMConfig(AppConfig, EngineConfig):
     routers: int = Field(0, ge=0, le=64)
     """Processes without chips that take the requests, hold text, keys, limits and batches, and give tokens to the
     replicas, which are engines alone then. An answer whose replica dies, hangs or is stopped goes on in another one,
-    word for word; with none left it waits. 0: each replica answers for itself. Limits of `callers` hold for each
-    router. On GKE they have CPU Pods of their own, on demand."""
+    word for word; with none left it waits. 0: each replica answers for itself. Limits of `callers` hold over all
+    routers. On GKE they have CPU Pods of their own, on demand."""
     stored_responses: int | None = Field(None, ge=0)
     """Most recent answers of `/v1/responses` that a replica keeps in memory for `previous_response_id` and GET, at most
     256 MiB in all. 0: none. Default: 1000 with `max_replicas` 1, or 1 of `routers`, else 0, because they do not share

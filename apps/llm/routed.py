@@ -23,6 +23,7 @@ from apps.llm.router.wire.messages import Endpoint
 from apps.llm.router.wire.remote import RemoteEngine
 from apps.llm.router.wire.served import ServedEngine
 from apps.llm.served.metrics import EngineMetrics, PauseMetrics, RoutedMetrics
+from apps.llm.shared_limits import SharedLimits, Told
 from apps.llm.slice import load_engine
 from apps.llm.words_server import WordsServer
 from apps.serving.ingress.api_keys import Principals
@@ -112,6 +113,8 @@ class LLMRouter(WordsServer):
     ):
         kind = "a replica" if config.slice is None else f"a replica on {config.slice}"
         self._found = RunningEngines(engines, kind)
+        self._limits: SharedLimits | None = None
+        self._context = serve.get_replica_context()
         await super().__init__(config.model_copy(update={"slice": None}), keys)
 
     def engine(self, config: LLMConfig) -> "Engine":
@@ -119,15 +122,25 @@ class LLMRouter(WordsServer):
 
         fleet = self._found.start(config.max_load_share, PauseMetrics(config.served_name).resumed)
         try:
-            return Engine.over(config, fleet)
+            engine = Engine.over(config, fleet)
         except BaseException:
             self._found.close()
             raise
+        if SharedLimits.needed(config):
+            routers = serve.get_deployment_handle(self._context.deployment, self._context.app_name)
+            self._limits = SharedLimits(engine.admission, self._context.replica_id.unique_id, routers)
+        return engine
+
+    async def limits_used(self) -> Told | None:
+        """See `SharedLimits`. None: it has not begun to answer."""
+        return None if self._limits is None else self._limits.told()
 
     def __del__(self) -> None:
         super().__del__()
         if hasattr(self, "_found"):
             self._found.close()
+            if self._limits is not None:
+                self._limits.close()
 
 
 class RunningEngines:

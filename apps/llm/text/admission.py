@@ -30,12 +30,24 @@ class TokenBucket:
     def full(self, now: float) -> bool:
         return self.left(now) >= self._per_minute
 
-    def take(self, count: int) -> None:
+    def take(self, count: float) -> None:
         self._left -= count
 
     def wait_s(self, now: float) -> float:
         """Seconds until the bucket holds a token."""
         return max(0.0, (1 - self.left(now)) * MINUTE_S / self._per_minute)
+
+
+@dataclass(frozen=True, slots=True)
+class CallerUse:
+    """What a caller with limits uses in one process, for the others that enforce the same limits."""
+
+    requests: int  # open
+    tokens: int  # in all, since the process began to count
+    left: float  # in its token bucket
+
+
+NOTHING = CallerUse(0, 0, 0.0)
 
 
 @dataclass(eq=False)
@@ -49,6 +61,7 @@ class CallerState:
     bucket: TokenBucket | None
     requests: int = 0  # open
     waiting: int = 0  # sequences
+    tokens: int = 0  # counted here, not elsewhere
 
     def left_queue(self) -> None:
         """Count one sequence fewer in the queue."""
@@ -68,6 +81,7 @@ class CallerState:
     def count(self, tokens: int) -> None:
         self.totals.tokens += tokens
         if self.bucket is not None:
+            self.tokens += tokens
             self.bucket.take(tokens)
 
     def idle(self, now: float) -> bool:
@@ -88,6 +102,7 @@ class Admission:
         self.lock = threading.Lock()
         self._states: dict[Caller, CallerState] = {}
         self._totals: dict[str, CallerStats] = {}
+        self._elsewhere: dict[str, dict[Caller, CallerUse]] = {}  # by the processes that told it
 
     def admit(self, caller: Caller, sequences: int, prompt_tokens: int) -> CallerState:
         """Admit a request: count it as open, its sequences as waiting and its prompt tokens as used.
@@ -153,6 +168,37 @@ class Admission:
                 found[state.caller.name].waiting += state.waiting
         return found
 
+    def use(self) -> dict[Caller, CallerUse]:
+        """What callers with limits use here, for the `learn` of processes that enforce the same limits."""
+        with self.lock:
+            now = self._clock()
+            return {
+                caller: CallerUse(state.requests, state.tokens, state.bucket.left(now) if state.bucket else 0.0)
+                for caller, state in self._states.items()
+                if state.bucket is not None or state.config.max_requests is not None
+            }
+
+    def learn(self, elsewhere: Mapping[str, Mapping[Caller, CallerUse]]) -> None:
+        """Count what callers use in other processes against their limits here.
+
+        Args:
+            elsewhere: what the `use` of each other process says now, by the process's name. One that is not named any
+                more has ended, and its requests with it.
+        """
+        with self.lock:
+            now, before = self._clock(), self._elsewhere
+            self._elsewhere = {process: dict(used) for process, used in elsewhere.items()}
+            for process, used in self._elsewhere.items():
+                for caller, use in used.items():
+                    if (bucket := self._state(caller, now).bucket) is None:
+                        continue
+                    if process in before:
+                        known = before[process].get(caller, NOTHING).tokens
+                        # Fewer than known: it had forgotten a caller that used nothing, and counts from 0 again.
+                        bucket.take(use.tokens - known if use.tokens >= known else use.tokens)
+                    else:  # what it has counted so far may be days old
+                        bucket.take(max(0.0, bucket.left(now) - use.left))
+
     def _state(self, caller: Caller, now: float) -> CallerState:
         if caller not in self._states:
             for idle in [each for each in self._states.values() if each.idle(now)]:
@@ -175,10 +221,12 @@ class Admission:
 
     def _check_limits(self, state: CallerState, now: float) -> None:
         name, config = state.caller.name, state.config
-        if config.max_requests is not None and state.requests >= config.max_requests:
+        elsewhere = sum(used.get(state.caller, NOTHING).requests for used in self._elsewhere.values())
+        open_ = state.requests + elsewhere
+        if config.max_requests is not None and open_ >= config.max_requests:
             raise LimitReached(
                 "max_requests",
-                f"{name} has {state.requests} requests open, which is its limit (max_requests {config.max_requests}): "
+                f"{name} has {open_} requests open, which is its limit (max_requests {config.max_requests}): "
                 "try again when one of them has finished",
                 RETRY_S,
             )

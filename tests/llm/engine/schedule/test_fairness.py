@@ -224,6 +224,77 @@ def test_addresses_have_limits_of_their_own_and_one_name() -> None:
     assert len(doors._states) == 1
 
 
+def exchange(*doors: Admission) -> None:
+    """Each learns what all others use."""
+    told = {str(number): each.use() for number, each in enumerate(doors)}
+    for number, each in enumerate(doors):
+        each.learn({name: used for name, used in told.items() if name != str(number)})
+
+
+def test_requests_at_another_router_count() -> None:
+    (here, _), (there, _) = (admission(alice=CallerConfig(max_requests=3)) for _ in range(2))
+    exchange(here, there)
+    opened = [there.admit(ALICE, 1, 1) for _ in range(2)]
+    exchange(here, there)
+    here.admit(ALICE, 1, 1)
+    assert "alice has 3 requests open" in str(refusal(here, ALICE))
+    for state in opened:
+        state.request_ended()
+    exchange(here, there)
+    here.admit(ALICE, 1, 1)
+    there.admit(ALICE, 1, 1)
+    exchange(here, there)
+    refusal(there, ALICE)
+    here.learn({})  # the other router has ended
+    here.admit(ALICE, 1, 1)
+    here.admit(BOB, 1, 1)
+
+
+def test_tokens_at_another_router_count_once() -> None:
+    """As if one router had taken all of it: the bucket is the oracle."""
+    limits = CallerConfig(tokens_per_minute=600)
+    (here, now), (there, then), (one, at) = (admission(alice=limits) for _ in range(3))
+    exchange(here, there)
+    for spent_here, spent_there in ((100, 50), (0, 200), (30, 0), (0, 0), (300, 300)):
+        for doors, tokens in ((here, spent_here), (there, spent_there), (one, spent_here + spent_there)):
+            doors.admit(ALICE, 1, tokens).request_ended()
+        exchange(here, there)
+        for clock in (now, then, at):
+            clock[0] += 3
+        left = [doors.use()[ALICE].left for doors in (here, there, one)]
+        assert left == pytest.approx([left[2]] * 3)
+    waits = [refusal(doors, ALICE).retry_after_s for doors in (here, there, one)]
+    assert waits == pytest.approx([waits[2]] * 3)
+
+
+def test_a_router_that_comes_later_takes_over_what_is_left_and_not_the_history() -> None:
+    limits = CallerConfig(tokens_per_minute=600)
+    (here, now), (late, then) = (admission(alice=limits) for _ in range(2))
+    for _ in range(50):
+        here.admit(ALICE, 1, 500).request_ended()
+        now[0] += 60
+        then[0] += 60
+    here.admit(ALICE, 1, 200)
+    exchange(here, late)
+    exchange(here, late)
+    assert late.use()[ALICE].left == pytest.approx(400)
+    late.admit(ALICE, 1, 50)
+    exchange(here, late)
+    assert here.use()[ALICE].left == late.use()[ALICE].left == pytest.approx(350)
+
+
+def test_a_router_that_forgot_an_idle_caller_counts_from_nothing_again() -> None:
+    limits = CallerConfig(tokens_per_minute=600)
+    (here, now), (there, then) = (admission(alice=limits, carol=limits) for _ in range(2))
+    there.admit(ALICE, 1, 500).request_ended()
+    exchange(here, there)
+    now[0], then[0] = now[0] + 60, then[0] + 60
+    there.admit(CAROL, 1, 1)  # whoever comes first has the idle ones forgotten
+    there.admit(ALICE, 1, 100)
+    exchange(here, there)
+    assert here.use()[ALICE].left == pytest.approx(500)
+
+
 def waiting(doors: Admission, caller: Caller) -> list[CallerState]:
     """As many as are let in."""
     states: list[CallerState] = []
