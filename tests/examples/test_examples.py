@@ -44,6 +44,17 @@ def test_a_config_of_ones_own() -> None:
     assert selectors["cloud.google.com/gke-tpu-topology"] == "2x2" and selectors["cloud.google.com/gke-spot"] == "true"
 
 
+def test_slices_that_may_go_have_routers_that_stay() -> None:
+    from kuberay.render import render
+    from ray_configs.loading import load
+
+    objects = render(load(str(ROOT / "examples" / "spot_slices.py")))
+    service = next(each for each in objects if each["kind"] == "RayService")
+    groups = {group["groupName"]: group for group in service["spec"]["rayClusterConfig"]["workerGroupSpecs"]}
+    spot = {name for name, group in groups.items() if "gke-spot" in str(group["template"]["spec"])}
+    assert spot == {"tpu-v5e-2x4-4t"} and groups["routers"]["replicas"] == 2
+
+
 @pytest.fixture(scope="module")
 def language_model() -> Iterator[str]:
     from apps.llm.http.app import http_app

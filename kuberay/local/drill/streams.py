@@ -150,7 +150,7 @@ class Streams:
         asked = {"model": self._model, "stream": True, "max_tokens": TOKENS} | body
         with self._client.stream("POST", route, json=asked) as response:
             if response.status_code != 200:
-                raise LostStream(f"{response.status_code} {response.read().decode(errors='replace')[:300]}")
+                raise LostStream(f"{response.status_code} {said(response.read())}")
             for line in response.iter_lines():
                 now = time.monotonic()
                 if now - began > DEADLINE_S:
@@ -166,6 +166,14 @@ class Streams:
         if not complete:
             raise LostStream("the stream ended before its [DONE]")
         return answer, pause_s
+
+
+def said(body: bytes) -> str:
+    """An error's message, or the beginning of a body that has none."""
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return body.decode(errors="replace")[:300]
 
 
 def joined(whole: Any, part: Any, name: str = "") -> Any:
