@@ -148,7 +148,7 @@ class _Run:
             if not self._ready:
                 raise
             if self._drill:
-                _say(f"drill: stopped after {self._drill.told()}")
+                _say(f"drill: stopped after {self._drill.interrupted()}")
             _say("open requests may finish; Ctrl-C again does not wait for them")
             with suppress(KeyboardInterrupt):
                 self._cluster.head.drain(self._drain_s + TO_CONNECT_S)

@@ -133,6 +133,12 @@ class Drill:
             f"{counts.lost} lost, {counts.wrong} wrong; longest pause {counts.longest_pause_s:.1f} s"
         )
 
+    def interrupted(self) -> str:
+        """Ask for nothing more, and keep the counts. Returns them in words."""
+        self._streams.stop()
+        self.counts.write(self._options.counts)
+        return self.told()
+
     def verdict(self) -> str:
         """The whole result. Raises StreamsHarmed if a stream was lost or wrong, or pages were not freed."""
         self.counts.write(self._options.counts)

@@ -85,6 +85,25 @@ def test_a_run_goes_on_from_the_counts_of_another(monkeypatch: pytest.MonkeyPatc
     assert json.loads(counts.read_text())["answers"] > answers
 
 
+def test_an_interrupted_drill_asks_for_nothing_more_and_keeps_its_counts(tmp_path: Path) -> None:
+    counts, app = tmp_path / "counts.json", App("llm", "RUNNING", "", {"RUNNING": 1}, 1, True)
+    with StandInServer(Answering) as server:
+        server.asked, server.harm = 0, None
+        drill, cluster = (
+            Drill(service(), plan(service()), DrillOptions(0, 3, counts), server.server_port),
+            Played(server, None),
+        )
+        while drill.counts.answers < 20:
+            assert drill.step(cluster, [app], ready=True)  # type: ignore[arg-type]
+            time.sleep(0.005)
+        assert " answers, 0 lost, 0 wrong" in drill.interrupted()
+        assert json.loads(counts.read_text())["answers"] >= 20
+        time.sleep(1)
+        asked = server.asked
+        time.sleep(1)
+        assert server.asked == asked
+
+
 CONFIG = """
 from ray_configs.capacity import Spot
 from ray_configs.llm import LLMConfig
