@@ -184,7 +184,8 @@ class FleetTraffic:
                 settled |= journey.missing > 0 and bool(output.token_ids or output.finish_reason)
                 if output.token_ids and (pause := journey.resumed(now)) is not None:
                     self._resumed(pause)
-                journey.heard = now
+                if journey.gone is None:  # else it has left a queue there, and its pause goes on
+                    journey.heard = now
                 seen = journey.seen(output)
                 if output.finish_reason is not None:
                     self._end(journey)

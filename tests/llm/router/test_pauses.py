@@ -42,7 +42,9 @@ def test_each_part(watch: Watch) -> None:
     watch.after(3)
     watch.fleet.join(next_one, "next")
     (moved,) = next_one.moved
-    watch.after(4)
+    watch.after(1)
+    next_one.sends(moved.id)  # it has left the queue
+    watch.after(3)
     next_one.sends(moved.id, 9)
     assert watch.pauses == [Pause(noticed=2, placed=3, computed=4, tokens=102)] and watch.pauses[0].whole == 9
     watch.after(5)
