@@ -56,3 +56,8 @@ def test_the_official_client_gets_the_answer_alone(load: Callable[..., Engine], 
         again = [event.choices[0].text for event in client.completions.create(**ASKED)]
     assert "".join(texts) == "".join(again) != ""
     fleet.leave(load().tokens)
+
+
+def test_metrics_without_an_engine(url: str) -> None:
+    answer = httpx.get(f"{url}/metrics", timeout=60)
+    assert answer.status_code == 200 and "vllm:kv_cache_usage_perc" in answer.text
