@@ -11,9 +11,7 @@ service = Service(
     name="llama-spot",
     applications=(
         Application(
-            config=LLMConfig(
-                model="meta-llama/Meta-Llama-3-8B", slice="v5e:2x4:4t", routers=2, min_replicas=2, max_replicas=2
-            ),
+            config=LLMConfig(model="meta-llama/Meta-Llama-3-8B", slice="v5e:2x4:4t", min_replicas=2, max_replicas=2),
             capacity=Spot(),
         ),
     ),

@@ -1,6 +1,6 @@
 """How a slice's machines are bought. Each kind has its own node pool flags, node selectors and tolerations."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -19,19 +19,31 @@ MAX_RUN_HOURS = 7 * 24
 """Dynamic Workload Scheduler's limit for one run."""
 
 
-class OnDemand(Kind):
+class _Kept(Kind):
+    """Machines that stay until they are given back."""
+
+    may_go: ClassVar[bool] = False
+
+
+class _MayGo(Kind):
+    """Machines that are taken away while a service runs."""
+
+    may_go: ClassVar[bool] = True
+
+
+class OnDemand(_Kept):
     """Machines at the list price, if the zone has any free."""
 
     kind: Literal["on-demand"] = "on-demand"
 
 
-class Spot(Kind):
+class Spot(_MayGo):
     """Cheaper machines that can be preempted at any time, with 30 seconds' notice."""
 
     kind: Literal["spot"] = "spot"
 
 
-class Reservation(Kind):
+class Reservation(_Kept):
     """Machines from a reservation."""
 
     kind: Literal["reservation"] = "reservation"
@@ -41,7 +53,7 @@ class Reservation(Kind):
     """Project that shares the reservation; None: the cluster's own."""
 
 
-class FlexStart(Kind):
+class FlexStart(_MayGo):
     """Machines for at most seven days, as soon as the Dynamic Workload Scheduler has them, without a reservation.
 
     The node pool scales from zero: a slice is billed once it has been provisioned for the Pods that requested it.
@@ -52,7 +64,7 @@ class FlexStart(Kind):
     """Hours after which the machines are reclaimed: an upper bound on the bill."""
 
 
-class Queued(Kind):
+class Queued(_MayGo):
     """Flex-start through a Kueue queue: nothing starts until all machines are available.
 
     A service must have a fixed size (`min_replicas` = `max_replicas`) and the Kueue that fits the cluster's KubeRay:

@@ -5,6 +5,7 @@ from typing import ClassVar, Literal, TypedDict
 
 from pydantic import Field, field_validator, model_validator
 
+from ray_configs.applications.batches import BatchesConfig
 from ray_configs.applications.callers import ANONYMOUS, Callers
 from ray_configs.applications.kv_events import PublishedEvents
 from ray_configs.applications.replicas import AppConfig
@@ -22,6 +23,8 @@ ReasoningFormat = Literal["auto", "none", "think", "mistral", "gemma"]
 TINY_BATCH, TINY_STEP_TOKENS, TINY_MODEL_LEN = 8, 8, 512
 """Largest batch, step and sequence of a tiny model. The step is the smallest possible, so only one is compiled."""
 
+ROUTERS = 2
+"""In front of several replicas: one may end, and the other answers."""
 STORED_RESPONSES = 1000
 """Default of `stored_responses` where a service has one replica."""
 
@@ -186,7 +189,7 @@ class AdapterSource(TypedDict):
     """With another one, the same location is read again."""
 
 
-class LLMConfig(AppConfig, EngineConfig):
+class LLMConfig(AppConfig, BatchesConfig, EngineConfig):
     """One language model as a Serve application: `serve run apps.llm:build model=PATH max_batch_size=64 ...`."""
 
     import_path: ClassVar[str] = "apps.llm:build"
@@ -207,11 +210,12 @@ class LLMConfig(AppConfig, EngineConfig):
     """How long a stopping replica waits for its requests in flight. On Kubernetes, node drains wait for it too; a
     preempted Spot machine allows only 30 seconds."""
 
-    routers: int = Field(0, ge=0, le=64)
+    routers: int | None = Field(None, ge=0, le=64)
     """Processes without chips that take the requests, hold text, keys, limits and batches, and give tokens to the
     replicas, which are engines alone then. An answer whose replica dies, hangs or is stopped goes on in another one,
-    word for word; with none left it waits. 0: each replica answers for itself. Limits of `callers` hold over all
-    routers. On GKE they have CPU Pods of their own, on demand."""
+    word for word; with none left it waits. 0: each replica answers for itself. None: 2 with more than one replica; in a
+    service also 1 for a single one whose machines may be taken away (Spot, flex-start, queued). Limits of `callers`
+    hold over all routers. On GKE they have CPU Pods of their own, on demand."""
     stored_responses: int | None = Field(None, ge=0)
     """Most recent answers of `/v1/responses` that a replica keeps in memory for `previous_response_id` and GET, at most
     256 MiB in all. 0: none. Default: 1000 with `max_replicas` 1, or 1 of `routers`, else 0, because they do not share
@@ -222,24 +226,6 @@ class LLMConfig(AppConfig, EngineConfig):
     """Answer `/v1/load_lora_adapter` and `/v1/unload_lora_adapter`, as vLLM does with its setting: whoever may ask the
     model may then have it read any adapter of the hub, and those below `model_roots`. Needs `max_adapters`, and one
     replica or one of `routers`."""
-    batches: str | None = Field(None, min_length=1)
-    """Folder or bucket (`gs://bucket/batches`) for OpenAI's Files and Batch APIs, `/v1/files` and `/v1/batches`. All
-    replicas must see the same one. None: both answer 404; but `podslice serve` on one machine keeps them in
-    `~/.cache/podslice/batches`, unless it is `off`. Batches run in slots that other requests leave free; with
-    `min_replicas` 0, only while other requests keep a replica alive."""
-    batch_file_mib: int = Field(200, ge=1)
-    """Largest file that may be uploaded for a batch, in MiB."""
-    batch_lines: int = Field(50_000, ge=1)
-    """Most requests in a batch's file."""
-    batch_key_gib: float = Field(100, gt=0)
-    """Most that the files of one API key may have in all, in GiB, outputs of batches included; what is uploaded counts
-    while it arrives. One more is refused with 429 `insufficient_quota` until files are deleted."""
-    batch_key_files: int = Field(10_000, ge=1)
-    """Most files that one API key may keep."""
-    batch_key_open: int = Field(200, ge=1)
-    """Most batches of one API key that have not ended."""
-    batch_keep_days: float | None = Field(None, gt=0)
-    """Days after which files, and batches that have ended, are deleted. None: kept until a client deletes them."""
 
     @model_validator(mode="after")
     def _adapters_can_be_loaded(self) -> "LLMConfig":
@@ -257,12 +243,19 @@ class LLMConfig(AppConfig, EngineConfig):
     @property
     def all_cpus(self) -> float:
         """CPUs that its processes ask for together."""
-        return super().all_cpus + self.routers * self.num_cpus
+        return super().all_cpus + self.router_count * self.num_cpus
 
     @property
     def answering(self) -> int:
         """Processes that answer requests, at most."""
-        return self.routers or self.max_replicas
+        return self.router_count or self.max_replicas
+
+    @property
+    def router_count(self) -> int:
+        """`routers`, with its default."""
+        if self.routers is None:
+            return ROUTERS if self.max_replicas > 1 else 0
+        return self.routers
 
     @property
     def kept_responses(self) -> int:

@@ -71,7 +71,7 @@ class Service(Deployed):
             shape = "CPU" if slice is None else f"{slice.generation} {slice.topology}"
             pod = (self._image(app), app.pod, app.container)
             used: dict[str, tuple[object, ...]] = {shape: (slice, app.capacity, *pod, app.zones)}
-            if isinstance(app.config, LLMConfig) and app.config.routers:
+            if isinstance(app.config, LLMConfig) and app.config.router_count:
                 used["router"] = pod
             for shape, kind in used.items():
                 if kinds.setdefault(shape, kind) != kind:
@@ -218,7 +218,7 @@ class Service(Deployed):
                 always = isinstance(app.config, CellConfig)  # its own processes
                 add(process_group_name(slice), app, max(always, least), most, chips=False, leads=group_name(slice))
         for app in self.applications:
-            if isinstance(app.config, LLMConfig) and (routers := app.config.routers):
+            if isinstance(app.config, LLMConfig) and (routers := app.config.router_count):
                 add(ROUTERS, app, routers, routers, chips=False)
         return tuple(groups.values())
 

@@ -34,7 +34,7 @@ OVERRIDES = {"BATCH_SIZE": "max_batch_size", "NUM_CACHE_SLOTS": "max_batch_size"
 NOT_OVERRIDDEN = frozenset(
     {"model", "model_id", "slice", "min_replicas", "max_replicas", "api_keys", "random_weights", "compile_cache"}
     | {"tiny", "tiny_layers", "target_ongoing_requests", "stored_responses", "callers", "batches"}
-    | {"adapters", "adapter_loading", "model_roots"}
+    | {"adapters", "adapter_loading", "model_roots", "routers"}
 )
 """Fields that the cell sets, or that name files."""
 
@@ -63,6 +63,7 @@ class Registry:
             "num_cpus": fields.get("num_cpus", cell.num_cpus),
             "min_replicas": 1,
             "max_replicas": 1,
+            "routers": 0,
             "stored_responses": 0,  # a response's id names neither its model nor the replica that stores it
         }
         try:

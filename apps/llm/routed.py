@@ -55,10 +55,13 @@ def bound_routers(config: LLMConfig) -> serve.Application:
     # Deployments, which type checkers take for the classes.
     engine, router = cast(Any, LLMEngine), cast(Any, LLMRouter)
     in_front = {name: chosen[name] for name in chosen if name not in ("autoscaling_config", "max_replicas_per_node")}
+    own_pods = in_group(ROUTERS)
+    if own_pods:
+        in_front["max_replicas_per_node"] = 1  # a lost Pod is one router's end
     in_front |= {
-        "num_replicas": config.routers,
-        "ray_actor_options": {"num_cpus": config.num_cpus} | in_group(ROUTERS),
-        "max_ongoing_requests": config.max_ongoing_requests * max(1, config.max_replicas // config.routers),
+        "num_replicas": config.router_count,
+        "ray_actor_options": {"num_cpus": config.num_cpus} | own_pods,
+        "max_ongoing_requests": config.max_ongoing_requests * max(1, config.max_replicas // config.router_count),
     }
     return cast(serve.Application, router.options(**in_front).bind(config, keys, engine.options(**chosen).bind(config)))
 

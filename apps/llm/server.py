@@ -26,7 +26,7 @@ def build(config: LLMConfig) -> serve.Application:
     """
     if config.slice is not None and config.spans_hosts and config.slice.ray_refusal is not None:
         raise ValueError(f"slice {config.slice} cannot be used by a replica: {config.slice.ray_refusal}")
-    if config.routers:
+    if config.router_count:
         from apps.llm.routed import bound_routers  # and with it ZeroMQ
 
         return bound_routers(config)

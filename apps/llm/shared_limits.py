@@ -36,7 +36,7 @@ class SharedLimits:
     def needed(config: LLMConfig) -> bool:
         """Whether there are limits, and several routers that enforce them."""
         limits = [limit for each in config.callers.values() for limit in (each.max_requests, each.tokens_per_minute)]
-        return config.routers > 1 and any(limits)
+        return config.router_count > 1 and any(limits)
 
     def told(self) -> Told:
         """What the others are to know of this router."""

@@ -75,7 +75,7 @@ def boards_of(service: Service) -> list[Board]:
         shown = panels["language models"]
         if LLMConfig not in kinds:  # published models answer through the cell: they have no answers of their own
             shown = tuple(panel for panel in shown if panel.title != "Answers by status")
-        if any(isinstance(app.config, LLMConfig) and app.config.routers for app in service.applications):
+        if any(isinstance(app.config, LLMConfig) and app.config.router_count for app in service.applications):
             shown += panels["routers"]
         found.append(Board("language-models", "language models", shown, "ray_podslice_requests_running"))
     if StableDiffusionConfig in kinds:

@@ -11,7 +11,7 @@ ANONYMOUS = "anonymous"
 
 
 class CallerConfig(Config):
-    """One caller's share and limits. Each replica enforces them on its own; routers enforce them together."""
+    """One caller's share and limits, over all routers of a service; without routers, at each replica."""
 
     weight: float = Field(1, gt=0, le=1000)
     """Share of slots, tokens and queue places, relative to the other backlogged callers."""

@@ -53,6 +53,15 @@ class Application(Config):
         return prefix
 
     @model_validator(mode="after")
+    def _routed_where_machines_go(self) -> "Application":
+        """A single replica's answers wait for the next one, and with several they go on in another."""
+        if isinstance(self.config, LLMConfig) and self.config.routers is None and self.capacity.may_go:
+            routers = self.config.router_count or 1
+            # Not assigned: that would validate again, and so end up here.
+            self.__dict__["config"] = self.config.model_copy(update={"routers": routers})
+        return self
+
+    @model_validator(mode="after")
     def _placeable(self) -> "Application":
         refuse_unsold(self.config.slice, self.capacity)
         if self.config.slice is not None and (refusal := self.config.slice.ray_refusal):

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from kuberay.check import check
 from kuberay.render import render
 from ray_configs.capacity import Capacity, FlexStart, OnDemand, Queued, Reservation, Spot
+from ray_configs.cluster.workers import ROUTERS
 from ray_configs.job import Job
 from ray_configs.llm import LLMConfig
 from ray_configs.service import Application, Service
@@ -35,7 +36,8 @@ def chips_of(objects: list[dict[str, Any]]) -> tuple[int, int]:
     """Hosts, and chips on each, as the objects have them."""
     for item in objects:
         if item["kind"] == "RayService":
-            group, *processes = item["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+            group, *others = item["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+            processes = [each for each in others if each["groupName"] != ROUTERS]
             assert bool(processes) == (group["numOfHosts"] > 1)
             return group["numOfHosts"], _chips(group["template"])
         if item["kind"] == "Job":

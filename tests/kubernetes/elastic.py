@@ -27,7 +27,7 @@ SERVE |= {"downscale_delay_s": 30, "downscale_to_zero_delay_s": 3600, "look_back
 def elastic_service(cluster: Cluster) -> Iterator[Deployed]:
     """Ready, with nothing but its head."""
     app = spmd.applications[0]
-    config = with_fields(app.config, min_replicas=0, max_replicas=MOST, drain_timeout_s=10)
+    config = with_fields(app.config, min_replicas=0, max_replicas=MOST, routers=0, drain_timeout_s=10)
     elastic = with_fields(spmd, namespace=NAMESPACE, applications=(app.model_copy(update={"config": config}),))
     with deployed(cluster, elastic, change=_hasty) as running:
         running.wait_until_ready()

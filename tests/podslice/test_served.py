@@ -13,7 +13,7 @@ from kuberay import Refusal
 from podslice.machine import logical_cpus
 from podslice.own_folder import FOLDER, named, with_own_folder
 from podslice.served import joins_a_cluster, read
-from ray_configs.llm import LLMConfig
+from ray_configs.llm import ROUTERS, LLMConfig
 from ray_configs.loading import ConfigError
 from tests.ports import free_port
 
@@ -141,7 +141,7 @@ def test_a_ray_of_its_own_has_cpus_for_all_replicas(monkeypatch: pytest.MonkeyPa
     """On the smallest machine: Ray would wait without end for a CPU that the other applications have."""
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     assert logical_cpus(read("llm", [], None)) == 2
-    assert logical_cpus(read("llm", ["max_replicas=3"], None)) == 3
+    assert logical_cpus(read("llm", ["max_replicas=3"], None)) == 3 + ROUTERS
     whole = read("llm", ["ray_configs.catalog.local"], None)
     assert logical_cpus(whole) >= sum(app.config.num_cpus for app in whole.applications)
 

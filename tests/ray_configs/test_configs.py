@@ -366,8 +366,9 @@ class TestLimitsAllow:
         both = service(
             llm("v5e:2x2", min_replicas=1, max_replicas=2), llm("v5e:2x2", name="b", route_prefix="/b", num_cpus=4)
         )
-        (group,) = both.worker_groups
+        group, routers = both.worker_groups
         assert (group.name, group.minimum, group.maximum, group.cpus) == ("tpu-v5e-2x2", 2, 3, 4)
+        assert (routers.name, routers.minimum, routers.maximum) == ("routers", 2, 2), "of the one that scales"
         assert both.elastic
 
     def test_two_cells_that_keep_apart(self) -> None:

@@ -56,7 +56,7 @@ class Drill:
         self._before = replace(self.counts)
         url = f"http://127.0.0.1:{port}{asked.route_prefix.rstrip('/')}"
         self._streams = Streams(url, asked.config.served_name, os.environ.get("PODSLICE_API_KEY"), self.counts)
-        self._routers = asked.config.routers
+        self._routers = asked.config.router_count
         self._recording: threading.Thread | None = None
         self._recorded: LocalError | str = ""
         self._kill_at = self._pages_until = self._say_at = 0.0

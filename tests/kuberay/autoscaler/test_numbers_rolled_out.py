@@ -13,8 +13,8 @@ from ray_configs.service import Application, Service
 
 def of(least: int, most: int) -> dict[str, Any]:
     """A service with slices of two hosts, and another application that always scales."""
-    slices = LLMConfig(slice="v5e:2x4:4t", min_replicas=least, max_replicas=most)
-    scaling = LLMConfig(slice="v6e:2x2", min_replicas=0, max_replicas=2)
+    slices = LLMConfig(slice="v5e:2x4:4t", min_replicas=least, max_replicas=most, routers=0)
+    scaling = LLMConfig(slice="v6e:2x2", min_replicas=0, max_replicas=2, routers=0)
     apps = Application(config=slices), Application(config=scaling, name="other", route_prefix="/other")
     (manifest,) = (item for item in render(Service(name="s", applications=apps)) if item["kind"] == "RayService")
     return manifest

@@ -25,9 +25,9 @@ def with_slice(slice: str | None, **config: object) -> Service:
 
 def test_two_slices_of_eight_hosts():
     plan = planned(load("ray_configs.catalog.spmd_175b"))
-    names = ["tpu-v5e-4x8-0", "tpu-v5e-4x8-1", "cpu-v5e-4x8-0", "cpu-v5e-4x8-1"]
+    names = ["tpu-v5e-4x8-0", "tpu-v5e-4x8-1", "cpu-v5e-4x8-0", "cpu-v5e-4x8-1", "routers-0", "routers-1"]
     assert [slice.name for slice in plan.slices] == names
-    assert [len(slice.hosts) for slice in plan.slices] == [8, 8, 1, 1] and len(plan.hosts) == 19
+    assert [len(slice.hosts) for slice in plan.slices] == [8, 8, 1, 1, 1, 1] and len(plan.hosts) == 21
     host = plan.slices[1].hosts[3]
     assert (host.name, host.chips, host.cpus, host.memory) == ("tpu-v5e-4x8-1-3", 4, 0, 153 * 10**9)
     assert host.env["TPU_NAME"] == "tpu-v5e-4x8-1" and host.env["TPU_WORKER_ID"] == "3"
@@ -74,7 +74,7 @@ def test_a_cpu_worker():
     "slice", [slice for slice in every_slice() if slice.ray_refusal is None and slice.hosts <= 16], ids=str
 )
 def test_every_slice_looks_to_ray_as_the_table_says(slice):
-    plan = planned(with_slice(str(slice), min_replicas=2, max_replicas=2))
+    plan = planned(with_slice(str(slice), min_replicas=2, max_replicas=2, routers=0))
     assert len(plan.slices) == (2 if slice.hosts == 1 else 4)
     for running in plan.slices[:2]:
         assert len(running.hosts) == slice.hosts
@@ -102,18 +102,18 @@ def test_ray_itself_makes_the_same_of_that_environment(slice, monkeypatch):
 
 
 def test_a_group_that_scales_begins_with_one_slice_or_as_many_as_asked():
-    service = with_slice("v5e:2x2", min_replicas=0, max_replicas=3)
+    service = with_slice("v5e:2x2", min_replicas=0, max_replicas=3, routers=0)
     assert len(planned(service).slices) == 1
     assert len(planned(service, replicas=2).slices) == 2
     assert len(planned(service, replicas=9).slices) == 3
-    assert len(planned(with_slice("v5e:2x2", min_replicas=2, max_replicas=2), replicas=1).slices) == 2
+    assert len(planned(with_slice("v5e:2x2", min_replicas=2, max_replicas=2, routers=0), replicas=1).slices) == 2
 
 
 def test_slices_of_several_hosts_come_with_as_many_processes():
-    service = with_slice("v5e:4x8", min_replicas=0, max_replicas=3)
+    service = with_slice("v5e:4x8", min_replicas=0, max_replicas=3, routers=2)
     for replicas, count in ((None, 1), (2, 2), (9, 3)):
         groups = [slice.hosts[0].group for slice in planned(service, replicas=replicas).slices]
-        assert groups == ["tpu-v5e-4x8"] * count + ["cpu-v5e-4x8"] * count
+        assert groups == ["tpu-v5e-4x8"] * count + ["cpu-v5e-4x8"] * count + ["routers"] * 2
 
 
 def test_secrets_come_from_this_machines_environment():

@@ -53,7 +53,7 @@ def test_a_port_in_use():
 @pytest.mark.parametrize(
     ("host", "said"),
     [
-        ("4:0", "'4:0' must be SLICE:HOST, such as 0:0; there are 0: tpu-v5e-2x4-4t-0, 1: tpu-v5e-2x4-4t-1, 2: cpu-"),
+        ("6:0", "'6:0' must be SLICE:HOST, such as 0:0; there are 0: tpu-v5e-2x4-4t-0, 1: tpu-v5e-2x4-4t-1, 2: cpu-"),
         ("tpu-v5e-4x8-0:0", "must be SLICE:HOST"),
         ("1", "must be SLICE:HOST"),
         ("1:x", "must be SLICE:HOST"),
@@ -120,7 +120,7 @@ def test_too_little_memory_is_said(monkeypatch):
     monkeypatch.setattr(running.psutil, "virtual_memory", lambda: SimpleNamespace(available=3.2e9))
     said = " ".join(running._differences_of(plan, service))
     assert (
-        "a head and 18 hosts with 64 JAX CPU devices for chips;" in said
+        "a head and 20 hosts with 64 JAX CPU devices for chips;" in said
         and "WARNING: only 3.2 GB are available" in said
     )
     monkeypatch.setattr(running.psutil, "virtual_memory", lambda: SimpleNamespace(available=300e9))

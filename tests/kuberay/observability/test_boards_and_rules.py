@@ -179,6 +179,29 @@ class TestByPromtool:
     def test_the_rules_load(self, config: Service, tmp_path: Path) -> None:
         self.promtool("check", "rules", self.rules(tmp_path, config))
 
+    def test_the_first_pause_of_a_router_is_on_its_board(self, tmp_path: Path) -> None:
+        """There is nothing before it to increase from, and rate() shows nothing; five minutes later it is over."""
+        (board,) = (text for name, text in boards(of(LLMConfig(max_replicas=2))).items() if "language" in name)
+        (panel,) = (panel for panel in json.loads(board)["panels"] if panel["title"].startswith("Pauses"))
+        whole = next(target["expr"] for target in panel["targets"] if target["legendFormat"].startswith("whole"))
+        whole = whole.replace("$cluster", ".*").replace("$application", ".*")
+        input = [
+            series("ray_podslice_pause_s_bucket", f"_x2 {count}x30", le=le, application="llm", ray_io_cluster="c")
+            for le, count in (("0.1", 0), ("1", 4), ("+Inf", 4))
+        ]
+        samples = [
+            {"expr": f"({whole}) >= 0", "eval_time": when, "exp_samples": found}
+            for when, found in (
+                ("1m", []),
+                ("3m", [{"labels": '{application="llm"}', "value": 0.955}]),
+                ("10m", []),
+            )
+        ]
+        path = tmp_path / "test.yaml"
+        test = {"interval": "1m", "input_series": input, "promql_expr_test": samples}
+        path.write_text(yaml.safe_dump({"evaluation_interval": "1m", "tests": [test]}))
+        self.promtool("test", "rules", path)
+
     def test_a_lost_host(self, tmp_path: Path) -> None:
         whole = [
             series("ray_resources", "1x90", Name=f"tpu-v5e-{shape}-0", State="AVAILABLE", instance=f"{shape}{n}")

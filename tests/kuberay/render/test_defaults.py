@@ -6,7 +6,7 @@ import pytest
 from kubernetes.utils.quantity import parse_quantity
 from ray._private.utils import resolve_object_store_memory
 
-from ray_configs.capacity import FlexStart, Queued, Reservation, Spot
+from ray_configs.capacity import FlexStart, OnDemand, Queued, Reservation, Spot
 from ray_configs.cell import CellConfig
 from ray_configs.cloud import Bucket, GoogleCloud, Identity, SecretKey
 from ray_configs.cluster.deployed import Head
@@ -44,7 +44,7 @@ def test_a_service_of_fixed_size_needs_no_autoscaler() -> None:
 
 
 def test_group_labels_are_those_that_all_hosts_share() -> None:
-    group, _ = cluster(service())["workerGroupSpecs"]
+    group, *_ = cluster(service())["workerGroupSpecs"]
     assert group["labels"] == {
         "ray.io/accelerator-type": "TPU-V6E",
         "ray.io/tpu-pod-type": "v6e-16",
@@ -53,14 +53,14 @@ def test_group_labels_are_those_that_all_hosts_share() -> None:
 
 
 def test_processes_of_slices_of_several_hosts_have_cpu_pods_of_their_own() -> None:
-    slices, processes = cluster(service())["workerGroupSpecs"]
+    slices, processes, _routers = cluster(service())["workerGroupSpecs"]
     assert slices["rayStartParams"] == {"num-cpus": "0"}, "nothing but the slice's own actors lands on its hosts"
     assert processes["groupName"] == "cpu-v6e-4x4" and processes["labels"] == {"podslice/group": "cpu-v6e-4x4"}
     assert (processes["minReplicas"], processes["maxReplicas"], processes["rayStartParams"]) == (1, 2, {})
     (container,) = processes["template"]["spec"]["containers"]
     assert "google.com/tpu" not in container["resources"]["limits"]
     assert "nodeSelector" not in processes["template"]["spec"], "an ordinary node"
-    for name in ("headGroupSpec", 0, 1):
+    for name in ("headGroupSpec", 0, 1, 2):
         group = cluster(service())[name] if name == "headGroupSpec" else cluster(service())["workerGroupSpecs"][name]
         env = group["template"]["spec"]["containers"][0]["env"]
         assert {"name": "PODSLICE_GROUPS_LABELLED", "value": "1"} in env
@@ -81,14 +81,35 @@ def test_routers_have_cpu_pods_of_their_own(slice: str | None) -> None:
         assert {"name": "PODSLICE_GROUPS_LABELLED", "value": "1"} in env
 
 
+@pytest.mark.parametrize(
+    ("fields", "capacity", "routers"),
+    [
+        ({"max_replicas": 1}, OnDemand(), 0),
+        ({"max_replicas": 1}, Reservation(name="r"), 0),
+        ({"max_replicas": 1}, Spot(), 1),
+        ({"max_replicas": 1}, FlexStart(), 1),
+        ({"max_replicas": 1}, Queued(), 1),
+        ({"max_replicas": 2}, OnDemand(), 2),
+        ({"max_replicas": 2}, Spot(), 2),
+        ({"max_replicas": 2, "routers": 0}, Spot(), 0),
+        ({"max_replicas": 1, "routers": 3}, OnDemand(), 3),
+    ],
+)
+def test_routers_stand_where_a_replica_may_be_lost(fields: dict[str, int], capacity: Any, routers: int) -> None:
+    app = Application(config=LLMConfig(slice="v6e:2x2", **fields), capacity=capacity)
+    groups = cluster(Service(name="routed", applications=(app,)))["workerGroupSpecs"]
+    assert sum(group["replicas"] for group in groups if group["groupName"] == "routers") == routers
+    assert isinstance(app.config, LLMConfig) and app.config.router_count == routers, "and so in Serve's arguments"
+
+
 def test_slices_of_one_host_run_their_own_processes() -> None:
-    spec = cluster(service("v6e:2x2"))
+    spec = cluster(service("v6e:2x2", replicas=(1, 1)))
     (group,) = spec["workerGroupSpecs"]
     assert group["rayStartParams"] == {} and "PODSLICE" not in str(spec)
 
 
 def test_two_applications_on_one_kind_of_slice_share_its_processes_group() -> None:
-    first = LLMConfig(model="one", slice="v6e:4x4", min_replicas=2, max_replicas=2)
+    first = LLMConfig(model="one", slice="v6e:4x4", min_replicas=2, max_replicas=2, routers=0)
     second = LLMConfig(model="two", slice="v6e:4x4", num_cpus=6)
     applications = (
         Application(config=first, name="one"),
@@ -111,10 +132,10 @@ def env_of(group: dict[str, Any]) -> dict[str, str]:
 
 def test_the_autoscaler_meets_no_bound_of_slices_of_several_hosts() -> None:
     """One bound below and one above: see kuberay.render.ray.ray_cluster._bounds, and tests/kuberay/autoscaler."""
-    slices, processes = cluster(service(replicas=(1, 3)))["workerGroupSpecs"]
+    slices, processes, _ = cluster(service(replicas=(1, 3)))["workerGroupSpecs"]
     assert (slices["replicas"], slices["minReplicas"], slices["maxReplicas"]) == (1, 0, 6)
     assert "idleTimeoutSeconds" not in slices and "PODSLICE_SLICES_KEPT" not in env_of(processes)
-    fixed, processes = cluster(service(replicas=(2, 2)))["workerGroupSpecs"]
+    fixed, processes, _ = cluster(service(replicas=(2, 2)))["workerGroupSpecs"]
     assert (fixed["replicas"], fixed["minReplicas"], fixed["maxReplicas"]) == (2, 2, 2), "there is no autoscaler"
     assert "idleTimeoutSeconds" not in fixed and env_of(processes)["PODSLICE_SLICES_KEPT"] == "1"
 
@@ -288,13 +309,14 @@ def test_several_applications_share_groups_of_the_same_slice() -> None:
 
     three = Service(name="three", applications=(app("a", "v6e:2x2", 1), app("b", "v6e:1x1", 2), app("c", "v6e:2x2", 4)))
     groups = {group["groupName"]: group for group in cluster(three)["workerGroupSpecs"]}
-    assert list(groups) == ["tpu-v6e-2x2", "tpu-v6e-1x1"]
+    assert list(groups) == ["tpu-v6e-2x2", "tpu-v6e-1x1", "routers"]
+    assert groups["routers"]["replicas"] == 4, "two for each application of several replicas"
     assert (groups["tpu-v6e-2x2"]["minReplicas"], groups["tpu-v6e-2x2"]["maxReplicas"]) == (2, 5)
 
 
 def test_a_cells_slices_are_there_before_anything_is_published() -> None:
     cell = CellConfig(slice="v5e:4x8", min_replicas=3, max_replicas=3)
-    chat = LLMConfig(slice="v5e:4x8", max_replicas=2)
+    chat = LLMConfig(slice="v5e:4x8", max_replicas=2, routers=0)
     both = Service(name="s", applications=(Application(config=cell), Application(config=chat, route_prefix="/chat")))
     spec = cluster(both)
     slices, processes = spec["workerGroupSpecs"]

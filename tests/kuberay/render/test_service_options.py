@@ -106,11 +106,13 @@ def test_drains_leave_the_head_and_all_slices_but_one() -> None:
     assert budgets(service("v6e:2x2", replicas=(3, 5), disruption_budget=1)) == {
         "example-head": (1, ["headgroup"]),
         "example-tpu-v6e-2x2": (2, ["tpu-v6e-2x2"]),
+        "example-routers": (1, ["routers"]),
     }
     alone = service("v6e:2x2", replicas=(1, 5), disruption_budget=1)
-    assert list(budgets(alone)) == ["example-head"], "one slice of which one may go"
+    assert list(budgets(alone)) == ["example-head", "example-routers"], "one slice of which one may go"
     kept = GcsFaultTolerance(redis_address="redis:6379")
-    assert budgets(service("v6e:2x2", replicas=(1, 5), disruption_budget=1, gcs_fault_tolerance=kept)) == {}
+    kept_head = service("v6e:2x2", replicas=(1, 5), disruption_budget=1, gcs_fault_tolerance=kept)
+    assert list(budgets(kept_head)) == ["example-routers"]
 
 
 def test_of_slices_of_several_hosts_the_ready_pods_are_counted() -> None:

@@ -69,4 +69,4 @@ def test_slices_of_eight_hosts(cluster: Cluster) -> None:
         assert "2 of 2 slices serve" in running.status
         model = Model(running.url, served_name(running, service))
         assert count(400, model.complete, model.stream) == {"200": 400}
-        assert len(running.endpoints) == 3  # the head, and the two hosts where a replica runs
+        assert len(running.endpoints) == 5  # the head, and where processes of Serve run: two replicas and two routers

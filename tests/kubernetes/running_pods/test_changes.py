@@ -16,7 +16,7 @@ from tests.kubernetes.services.deploying import Deployed, deployed, manifest_of,
 from tests.kubernetes.services.traffic import Model, Traffic, count
 from tests.kubernetes.services.waiting import SERVICE_S, until
 
-MODEL = LLMConfig(drain_timeout_s=10)
+MODEL = LLMConfig(drain_timeout_s=10, routers=1)  # from the start, as there will be two replicas
 CONFIG = Service(
     name="changing",
     namespace="changing-test",

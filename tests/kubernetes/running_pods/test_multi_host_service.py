@@ -68,7 +68,7 @@ def test_hosts_without_a_proxy_are_kept_out_by_their_readiness(service: Deployed
     record_property("outcomes", str(outcomes))
     print(f"\nwith every Pod an endpoint: {outcomes}")
     assert outcomes["200"] < 400
-    assert len(service.endpoints) == 3  # the head, and the two hosts where a replica runs
+    assert len(service.endpoints) == 5  # the head, and where processes of Serve run: two replicas and two routers
 
 
 def test_a_curl_of_the_tutorial_is_answered(service: Deployed) -> None:
@@ -110,6 +110,7 @@ def test_a_slice_that_loses_a_host_comes_back_whole(
         service.wait_for_replicas(2)
     record_property("traffic", str(traffic))
     print(f"\na host was lost ({loss}): {traffic}")
+    assert set(traffic.outcomes) == {"200"}, "routers ask the other slice"
     after = service.slices
     assert sorted(after) == sorted(before)
     assert len(service.pods) == pods_before

@@ -94,12 +94,13 @@ class Deployed:
         self._until("the service is Ready", self.is_ready)
 
     def running_replicas(self, application: str) -> int:
-        """As Serve on the head says; 0 where it cannot be asked."""
+        """As Serve on the head says; 0 where it cannot be asked. Routers do not count."""
         ask = ("exec", self.head, "-c", "ray-head", "--", "serve", "status")
         said = self.cluster.kubectl("-n", self.namespace, *ask, check=False)
         status = yaml.safe_load(said.stdout) if said.returncode == 0 else {}
         deployments = (status or {}).get("applications", {}).get(application, {}).get("deployments", {})
-        return sum(one.get("replica_states", {}).get("RUNNING", 0) for one in deployments.values())
+        models = (each for name, each in deployments.items() if name != "LLMRouter")
+        return sum(each.get("replica_states", {}).get("RUNNING", 0) for each in models)
 
     def wait_for_replicas(self, count: int, application: str = "llm") -> None:
         self._until(f"{count} replicas of {application} run", lambda: self._replicas_are(count, application), every_s=5)

@@ -30,6 +30,7 @@ def settings(slice_cache: str) -> dict[str, Any]:
         "data_parallel": 1,  # one model over both hosts
         "min_replicas": SLICES,
         "max_replicas": SLICES,
+        "routers": 0,  # what a lost slice is to a replica that answers for itself
         "num_cpus": 0.5,
         "max_batch_size": 4,
         "max_step_tokens": 8,

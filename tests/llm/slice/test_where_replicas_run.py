@@ -43,6 +43,7 @@ def test_elsewhere_a_process_runs_wherever_it_can(monkeypatch: pytest.MonkeyPatc
 def test_routers_run_on_pods_of_their_own(labelled: None, slice: str | None) -> None:
     router = bound_routers(LLMConfig(slice=slice, routers=3, max_replicas=2))._bound_deployment
     assert (router.num_replicas, router.ray_actor_options["label_selector"]) == (3, {"podslice/group": "routers"})
+    assert router._replica_config.max_replicas_per_node == 1, "a lost Pod is one router's end"
     engine = router.init_args[2]._bound_deployment
     assert engine.ray_actor_options.get("label_selector") == actor(slice).get("label_selector")
     scaled = engine._deployment_config.autoscaling_config
