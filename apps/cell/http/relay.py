@@ -23,7 +23,9 @@ log = logging.getLogger("podslice")
 
 CUT = "The replica ended before its answer was complete; try again."
 HOP_BY_HOP = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"upgrade", b"server", b"date"})
-PASSED_ON = frozenset({"accept", "content-type", "x-request-id", "traceparent", "tracestate", "user-agent"})
+PASSED_ON = frozenset(
+    {"accept", "content-type", "idempotency-key", "x-request-id", "traceparent", "tracestate", "user-agent"}
+)
 UNROUTED = "x-podslice-unrouted"
 CONNECT_S = 5
 

@@ -12,6 +12,7 @@ from apps.serving.errors import AnswerFailed, EngineStopped, panics_as
 from apps.serving.ingress.api_keys import Asgi, Principals, RequireKey
 from apps.serving.ingress.bodies import BodyRefused
 from apps.serving.ingress.dialects.openai_errors import OpenAIError, from_unread
+from apps.serving.ingress.retries import JoinsRetries
 
 
 class HostedModel(Protocol):
@@ -142,6 +143,7 @@ def answer_errors(
         broken = OpenAIError(500, "The server failed; its log says why.", None, "internal_error")
         return written(request.scope, broken)
 
+    app.add_middleware(JoinsRetries, refused=written)
     app.add_middleware(PanicsAreErrors)
     app.add_middleware(HeadAsGet)
     if keys:

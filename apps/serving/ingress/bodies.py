@@ -2,14 +2,15 @@
 
 import asyncio
 import zlib
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, StringConstraints
 from pydantic_core import CoreSchema, core_schema
 from starlette.requests import ClientDisconnect, Request
-from starlette.types import Receive
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 MAX_BYTES = 32 * 2**20
 TOO_LARGE = f"The request body is larger than {MAX_BYTES // 2**20} MiB."
@@ -218,6 +219,40 @@ async def read_body(request: Request) -> bytes:
     with BODIES.reading() as reading:
         body = await reading.whole(request.receive)
         return await reading.unpacked(body) if packed else body
+
+
+async def with_body(
+    app: ASGIApp, scope: Scope, receive: Receive, send: Send, refused: Callable[[BodyRefused], Response]
+) -> None:
+    """Pass a request on once its body is here, in one piece. One that is larger than any application keeps is passed on
+    as it comes, and so is one without a body."""
+    names = {name for name, _ in scope["headers"]}
+    if not names & {b"content-length", b"transfer-encoding"} or declared(scope) > MAX_BYTES:
+        await app(scope, receive, send)
+        return
+    try:
+        with BODIES.reading() as reading:
+            messages: list[Message] = []
+            more = True
+            while more and reading.size <= MAX_BYTES:
+                part, more = await reading.next(receive)
+                messages.append({"type": "http.request", "body": part, "more_body": more})
+            if len(messages) > 1 and not more:
+                whole = b"".join(message["body"] for message in messages)
+                messages = [{"type": "http.request", "body": whole, "more_body": False}]
+    except BodyRefused as error:
+        response = refused(error)
+        response.headers["Connection"] = "close"  # the rest of the body is not read
+        await response(scope, receive, send)
+        return
+    except ClientDisconnect:
+        return
+    messages.reverse()
+
+    async def again() -> Message:
+        return messages.pop() if messages else await receive()
+
+    await app(scope, again, send)
 
 
 async def in_pieces(body: bytes) -> AsyncGenerator[bytes, None]:

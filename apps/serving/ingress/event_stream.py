@@ -1,12 +1,13 @@
 """Streamed responses, with as little as possible between a token and its socket."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
 from starlette.responses import Response
 
 from apps.serving.errors import AnswerFailed, panics_as
+from apps.serving.ingress.retries import will_not_be_repeated
 
 QUIET_S = 10.0
 """Seconds without news after which the reader of a stream is told what it waits for."""
@@ -39,6 +40,7 @@ class EventStream(Response):
         super().__init__(media_type=media_type, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         self._pieces, self._failed, self._awaits = pieces, failed, awaits
         self._early: asyncio.Future[bytes | None] | None = None  # the first piece, if comments come before it
+        self._scope: Mapping[str, Any] = {}
         self._sent = 0.0  # the event loop's time
         self.raw_headers = [header for header in self.raw_headers if header[0] != b"content-length"]
 
@@ -56,6 +58,7 @@ class EventStream(Response):
         return self
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self._scope = scope
         loop = asyncio.get_running_loop()
 
         async def comment_on_silence() -> None:
@@ -96,4 +99,5 @@ class EventStream(Response):
         except Exception as error:
             if self._failed is None:
                 raise
+            will_not_be_repeated(self._scope)
             return self._failed(error)  # the generator has ended: the next call returns None

@@ -17,7 +17,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from starlette.middleware import Middleware
-from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -30,7 +29,7 @@ from apps.serving.ingress.api_keys import (
     principal,
     principals_from_environment,
 )
-from apps.serving.ingress.bodies import BODIES, MAX_BYTES, BodyRefused, declared
+from apps.serving.ingress.bodies import with_body
 from apps.serving.ingress.dialects.anthropic_errors import by_path
 from apps.serving.ingress.dialects.openai_errors import OpenAIError, from_unread
 from apps.serving.ingress.same_machine import with_cors
@@ -54,39 +53,9 @@ def middlewares() -> list[Middleware]:
     return [Middleware(ReplicaFront if private_ray.in_a_replica() else ProxyFront)]
 
 
-async def with_body(app: ASGIApp, scope: Scope, receive: Receive, send: Send, spoken: Scope) -> None:
-    """Pass a request on once its body is here. One that is larger than any application keeps is passed on as it comes.
-
-    Args:
-        spoken: scope by whose path errors are written.
-    """
-    names = {name for name, _ in scope["headers"]}
-    if not names & {b"content-length", b"transfer-encoding"} or declared(scope) > MAX_BYTES:
-        await app(scope, receive, send)
-        return
-    try:
-        with BODIES.reading() as reading:
-            messages: list[Message] = []
-            more = True
-            while more and reading.size <= MAX_BYTES:
-                part, more = await reading.next(receive)
-                messages.append({"type": "http.request", "body": part, "more_body": more})
-            if len(messages) > 1 and not more:
-                whole = b"".join(message["body"] for message in messages)
-                messages = [{"type": "http.request", "body": whole, "more_body": False}]
-    except BodyRefused as error:
-        response = by_path(spoken, from_unread(error))
-        response.headers["Connection"] = "close"  # the rest of the body is not read
-        await response(scope, receive, send)
-        return
-    except ClientDisconnect:
-        return
-    messages.reverse()
-
-    async def again() -> Message:
-        return messages.pop() if messages else await receive()
-
-    await app(scope, again, send)
+async def _with_body(app: ASGIApp, scope: Scope, receive: Receive, send: Send, spoken: Scope) -> None:
+    """Pass a request on once its body is here. Errors are written by the path of `spoken`."""
+    await with_body(app, scope, receive, send, lambda error: by_path(spoken, from_unread(error)))
 
 
 class ReplicaFront:
@@ -98,7 +67,7 @@ class ReplicaFront:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         ours = scope["type"] == "http" and _admitted is not None
         if ours and (not _admitted or principal(scope, _admitted) is not None):
-            await with_body(self._app, scope, receive, send, scope)
+            await _with_body(self._app, scope, receive, send, scope)
         else:
             await self._app(scope, receive, send)
 
@@ -155,7 +124,7 @@ class ProxyFront:
             if deployed.keys and SCOPE_PRINCIPAL not in seen and not deployed.replicas:
                 await _without_replicas(deployed)(scope, receive, send)
             else:
-                await with_body(self._app, scope, receive, send, seen)
+                await _with_body(self._app, scope, receive, send, seen)
 
         seen = dict(scope) | {"root_path": root + deployed.route.rstrip("/")}  # as the application sees it
         if deployed.keys:

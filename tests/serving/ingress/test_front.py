@@ -62,7 +62,7 @@ def halves(url: str, count: int, headers: str = "") -> Iterator[list[socket.sock
 
 def test_bodies_pass_the_front_unchanged(app: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(front, "_admitted", {})
-    monkeypatch.setattr(front, "MAX_BYTES", 100_000)
+    monkeypatch.setattr(bodies, "MAX_BYTES", 100_000)
     draw = random.Random(1)
     with served(ReplicaFront(app)) as url, served(app) as plain, httpx.Client() as client:
         for size in (0, 1, 65_536, 99_999, 100_001, 500_000):
@@ -75,7 +75,7 @@ def test_bodies_pass_the_front_unchanged(app: Counted, monkeypatch: pytest.Monke
 
 def test_half_sent_requests_reach_nobody_and_keep_nobody_out(app: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(front, "_admitted", {})
-    monkeypatch.setattr(front, "BODIES", bodies.Bodies(grace_s=2))
+    monkeypatch.setattr(bodies, "BODIES", bodies.Bodies(grace_s=2))
     with served(ReplicaFront(app)) as url, halves(url, 300) as waiting:
         for place in range(5):
             assert httpx.post(f"{url}/{place}", content=b"x").content == b"x"
@@ -169,7 +169,7 @@ def test_open_applications_and_unknown_paths_are_serves(proxy: httpx.Client, app
 
 def test_half_a_body_at_a_proxy_reaches_nobody(app: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(front, "deployed_now", lambda: [Route("/", KEYS, 0, 0)])
-    monkeypatch.setattr(front, "BODIES", bodies.Bodies(grace_s=1))
+    monkeypatch.setattr(bodies, "BODIES", bodies.Bodies(grace_s=1))
     with (
         served(ProxyFront(app)) as url,
         halves(url, 50) as refused,
