@@ -12,7 +12,7 @@ PRODUCT = ("apps", "clients", "kuberay", "podslice", "ray_configs")
 
 ROOMS_OF = {
     "batches": (  # of OpenAI's API, in whichever room; of the plan, which sizes decode together
-        *("apps/llm/batch_api/", "apps/llm/http/app.py", "ray_configs/llm.py"),
+        *("apps/llm/batch_api/", "apps/llm/http/app.py", "ray_configs/applications/batches.py"),
         *("apps/plan/llm/", "apps/plan/stable_diffusion/"),
     ),
     "copies": ("apps/llm/text/tokenizer/",),  # of a text; those of a model are DP ranks
