@@ -99,7 +99,7 @@ def test_the_load_balancer_finds_every_endpoint_healthy(service: Deployed) -> No
     policy = next(item for item in service.objects if item["kind"] == "HealthCheckPolicy")
     check = policy["spec"]["default"]["config"]["httpHealthCheck"]
     addresses = service.endpoints
-    assert len(addresses) == 4  # the head and three workers
+    assert len(addresses) == 6  # the head, three workers with chips and two with routers
     for ip in addresses:
         assert httpx.get(f"http://{ip}:{check['port']}{check['requestPath']}", timeout=60).status_code == 200
         assert count(10, Model(f"http://{ip}:{check['port']}", LLM.model_id).complete) == {"200": 10}
