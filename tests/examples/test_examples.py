@@ -40,7 +40,7 @@ def test_a_config_of_ones_own() -> None:
     objects = render(load(str(ROOT / "examples" / "my_service.py")))
     service = next(each for each in objects if each["kind"] == "RayService")
     group, routers = service["spec"]["rayClusterConfig"]["workerGroupSpecs"]
-    assert (routers["groupName"], routers["replicas"]) == ("routers", 1), "its one replica may go"
+    assert (routers["groupName"], routers["replicas"]) == ("routers", 2)
     selectors = group["template"]["spec"]["nodeSelector"]
     assert selectors["cloud.google.com/gke-tpu-topology"] == "2x2" and selectors["cloud.google.com/gke-spot"] == "true"
 
