@@ -255,7 +255,6 @@ def test_an_answer_that_grows_too_large_waits_for_its_reader_and_is_not_kept(mon
 
     async def story(counted: Counted, app: Any) -> None:
         counted.let(40)
-        held: list[bytes] = []
         go = asyncio.Event()
 
         class Slow(Client):
@@ -268,7 +267,6 @@ def test_an_answer_that_grows_too_large_waits_for_its_reader_and_is_not_kept(mon
         await slow.has(1)
         for _ in range(100):
             await asyncio.sleep(0)
-        held.append(slow.body)
         assert counted.ended == [], "it is made as fast as it is read"
         other = await Client(app, **NAMED).whole()
         go.set()

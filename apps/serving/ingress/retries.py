@@ -47,8 +47,9 @@ def will_not_be_repeated(scope: Mapping[str, Any]) -> None:
 class SharedAnswer:
     """A response that is being made: its messages so far, and those who read them."""
 
-    def __init__(self, body: bytes):
-        self.digest = hashlib.sha256(body).digest()
+    def __init__(self, digest: bytes):
+        """`digest`: of the request's body."""
+        self.digest = digest
         self.failed = False
         """Whether nobody else is to get it."""
         self.size = EACH
@@ -149,11 +150,12 @@ class JoinsRetries:
         await with_body(answered, scope, receive, send, unread)
 
     async def _answer(self, name: Name, scope: Scope, request: Message, send: Send) -> None:
+        digest = hashlib.sha256(request.get("body", b"")).digest()
         answer = self._answers.get(name)
         joined = answer is not None
         if answer is None:
-            answer = self._begun(name, scope, request)
-        elif answer.digest != hashlib.sha256(request.get("body", b"")).digest():
+            answer = self._begun(name, digest, scope, request)
+        elif answer.digest != digest:
             await self._of_another(name, scope, request, send)
             return
         assert answer.task is not None
@@ -171,8 +173,8 @@ class JoinsRetries:
         else:
             await self._app(scope, _then(request, _nothing), send)
 
-    def _begun(self, name: Name, scope: Scope, request: Message) -> SharedAnswer:
-        answer = self._answers[name] = SharedAnswer(request.get("body", b""))
+    def _begun(self, name: Name, digest: bytes, scope: Scope, request: Message) -> SharedAnswer:
+        answer = self._answers[name] = SharedAnswer(digest)
 
         async def add(message: Message) -> None:
             await answer.add(message)
