@@ -44,12 +44,21 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup make test
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-ONE_CLUSTER = (
-    *("tests/jobs/", "tests/cell/", "tests/clients/test_saxutil_cell", "tests/llm/batch_api/", "tests/llm/serve/"),
-    *("tests/llm/client_libraries/", "tests/llm/slice/", "tests/serving/ingress/test_scaled_to_zero"),
-    *("tests/serving/ingress/test_haproxy_dies", "tests/stable_diffusion/serve/"),
-)
-"""Tests that share a Ray cluster, or its machine's memory, and mostly wait."""
+TOGETHER = {
+    "the cluster": (
+        *("tests/jobs/", "tests/cell/", "tests/clients/test_saxutil_cell", "tests/llm/batch_api/", "tests/llm/serve/"),
+        *("tests/llm/client_libraries/", "tests/llm/slice/", "tests/serving/ingress/test_scaled_to_zero"),
+        *("tests/serving/ingress/test_haproxy_dies", "tests/stable_diffusion/serve/"),
+    ),
+    "whole services": (
+        *("tests/kuberay/local/test_lo", "tests/kuberay/local/test_routed_slices", "tests/kuberay/local/drill/test_ki"),
+        *("tests/kuberay/local/test_slices_of_hosts", "tests/kuberay/observability/test_with_prometheus"),
+        *("tests/podslice/test_another_user", "tests/podslice/test_draining"),
+    ),
+}
+"""Tests that run in one process, one after the other: those that share a Ray cluster, or its machine's memory,
+and mostly wait; and those that start whole services. Two of these at once are dozens of processes, and a raylet that
+does not start within half a minute ends its service."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -61,12 +70,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)  # some of the tests run in environments without pytest-xdist
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Gives all of ONE_CLUSTER to one process, and the rest, file by file, to whichever is free."""
+    """Gives each group of TOGETHER to one process, and the rest, file by file, to whichever is free."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ClusterTogether(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "cluster" if nodeid.startswith(ONE_CLUSTER) else nodeid.partition("::")[0]
+            groups = (name for name, paths in TOGETHER.items() if nodeid.startswith(paths))
+            return next(groups, nodeid.partition("::")[0])
 
     return ClusterTogether(config, log)
 
