@@ -6,6 +6,7 @@ Ray starts both and tells where the engines are; no request passes through it.
 """
 
 import asyncio
+import hashlib
 import logging
 import threading
 import time
@@ -30,7 +31,7 @@ from apps.serving.ingress.api_keys import Principals
 from apps.serving.replica import hosted, log_as_serve_does, without_keys
 from apps.serving.replica_options import OPEN, by_open_requests, in_group, options
 from ray_configs.cluster.workers import ROUTERS
-from ray_configs.llm import LLMConfig
+from ray_configs.llm import EngineConfig, LLMConfig
 
 if TYPE_CHECKING:
     from apps.llm.text import Engine
@@ -42,8 +43,7 @@ LOOK_S = 0.5
 ANSWER_S = 10.0
 ASK_S = 600
 """How long a call for an engine may wait; there is always one while requests wait for an engine."""
-LEAVE_S = 5.0
-"""How long an engine that is stopped waits for routers to take their requests elsewhere."""
+REPLACED = "the service is being changed, and this process is of before; try again"
 
 
 def bound_routers(config: LLMConfig) -> serve.Application:
@@ -66,16 +66,23 @@ def bound_routers(config: LLMConfig) -> serve.Application:
     return cast(serve.Application, router.options(**in_front).bind(config, keys, engine.options(**chosen).bind(config)))
 
 
+def engine_digest(config: LLMConfig) -> str:
+    """Changes with anything that an engine and the text in front of it are made from."""
+    text = config.model_dump_json(include=set(EngineConfig.model_fields))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 @serve.deployment
 class LLMEngine:
     """A replica without HTTP: an engine that routers reach over the wire."""
 
     async def __init__(self, config: LLMConfig):  # type: ignore[misc]  # Serve awaits it
         log_as_serve_does()
-        self._deadline_s = config.health_step_deadline_s
+        self._deadline_s, self._drain_s = config.health_step_deadline_s, config.drain_timeout_s
+        digest = engine_digest(config)
         self._engine, self._hosts = await hosted(config, load_engine)
         name = serve.get_replica_context().replica_id.unique_id
-        self._served = ServedEngine(self._engine.tokens, ray.util.get_node_ip_address(), name)
+        self._served = ServedEngine(self._engine.tokens, ray.util.get_node_ip_address(), name, digest)
         reports = EngineMetrics(config.served_name).publish_forever(self._engine.stats)
         self._reports = asyncio.create_task(reports)
 
@@ -96,8 +103,8 @@ class LLMEngine:
 
     def __del__(self) -> None:
         if hasattr(self, "_served"):
-            self._served.drain()
-            deadline = time.monotonic() + LEAVE_S
+            self._served.drain()  # routers take their requests elsewhere, if there is an elsewhere
+            deadline = time.monotonic() + self._drain_s
             while self._engine.busy and time.monotonic() < deadline:
                 time.sleep(0.05)
             self._served.close()
@@ -115,7 +122,7 @@ class LLMRouter(WordsServer):
         self, config: LLMConfig, keys: Principals, engines: DeploymentHandle[Any]
     ):
         kind = "a replica" if config.slice is None else f"a replica on {config.slice}"
-        self._found = RunningEngines(engines, kind)
+        self._found = RunningEngines(engines, engine_digest(config), kind)
         self._limits: SharedLimits | None = None
         self._context = serve.get_replica_context()
         await super().__init__(config.model_copy(update={"slice": None}), keys)
@@ -149,13 +156,18 @@ class LLMRouter(WordsServer):
 class RunningEngines:
     """Keeps a fleet's members those of a deployment's replicas that run.
 
+    While a service is changed in place, replicas of before and after run side by side, engines and routers alike. A
+    router begins with an engine of its own config. Once none of those is left, one of another config goes on with what
+    is open, if that does not change what its model answers.
+
     Args:
         handle: of the deployment.
+        config: `engine_digest` of the router's own.
         kind: what its replicas are, in words for readers who wait for one.
     """
 
-    def __init__(self, handle: DeploymentHandle[Any], kind: str = "a replica"):
-        self._handle, self._kind = handle, kind
+    def __init__(self, handle: DeploymentHandle[Any], config: str = "", kind: str = "a replica"):
+        self._handle, self._config, self._kind = handle, config, kind
         self._fleet: Fleet | None = None
         self._remotes: dict[str, RemoteEngine] = {}  # by their addresses
         self._left = set[str]()  # addresses of those that are stopped
@@ -171,7 +183,8 @@ class RunningEngines:
         log.info("waiting for the first engine")
         first = None
         while first is None:
-            connected = (self._connected(endpoint) for endpoint in self._running() or ())
+            own = [endpoint for endpoint in self._running() or () if endpoint.config == self._config]
+            connected = (self._connected(endpoint) for endpoint in own)
             first = next((remote for remote in connected if remote is not None), None)
             if first is None:
                 self._ask_for_one()
@@ -194,16 +207,17 @@ class RunningEngines:
                 log.exception("looking for engines failed")
 
     def _look(self) -> None:
-        found = self._running()
-        if found is None:
+        running = self._running()
+        if running is None or self._fleet is None:
             return
-        if not found and self._fleet is not None and self._fleet.busy:
+        if not running and self._fleet.busy:
             self._ask_for_one()
+        found = self._fitting(running)
         addresses = {endpoint.address for endpoint in found}
         for address, remote in list(self._remotes.items()):
             if address not in addresses:
                 self._leaves(remote)
-            elif self._fleet is not None and not self._fleet.has(remote):  # given up for an error; begin anew
+            elif not self._fleet.has(remote):  # given up for an error; begin anew
                 self._remotes.pop(address, None)
                 remote.shutdown()
         self._left &= addresses
@@ -212,6 +226,15 @@ class RunningEngines:
                 continue
             if (new := self._connected(endpoint)) is not None:
                 self._join(new)
+        if running and not found and not self._fleet.members:
+            self._fleet.give_up(REPLACED)
+
+    def _fitting(self, running: list[Endpoint]) -> list[Endpoint]:
+        """Those whose answers are this router's: of its own config, or, without one of these, of its model."""
+        assert self._fleet is not None  # since `start`
+        model = self._fleet.capabilities.page_root
+        own = [endpoint for endpoint in running if endpoint.config == self._config]
+        return own or [endpoint for endpoint in running if endpoint.page_root == model]
 
     def _ask_for_one(self) -> None:
         """Have Serve start an engine where there is none: a call that waits for one is a reason to."""
@@ -261,4 +284,10 @@ class RunningEngines:
         self._remotes.pop(remote.endpoint.address, None)
         if self._fleet is not None:
             self._fleet.leave(remote)
-        threading.Thread(target=remote.shutdown, daemon=True).start()  # not in the wire's own thread
+        threading.Thread(target=self._let_go, args=(remote,), daemon=True).start()  # not in the wire's own thread
+
+    def _let_go(self, remote: RemoteEngine) -> None:
+        """Leave an engine that is drained, once it has nothing of this router any more."""
+        while remote.busy and not self._closing.wait(LOOK_S):
+            pass
+        remote.shutdown()

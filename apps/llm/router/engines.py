@@ -14,6 +14,7 @@ class FleetEngines:
     def __init__(self, capabilities: Capabilities, max_load_share: float, clock: Callable[[], float]):
         self._page_root, self._page_size, self._clock = capabilities.page_root, capabilities.page_size, clock
         self._members: dict[TokenEngine, Member] = {}
+        self._dismissed: list[Member] = []
         self.none_since = clock()  # while there is none
         self._choice = CacheChoice(0, self._page_size, max_load_share)
 
@@ -23,12 +24,34 @@ class FleetEngines:
     def __iter__(self) -> Iterator[Member]:
         return iter(list(self._members.values()))
 
+    def __contains__(self, engine: TokenEngine) -> bool:
+        return engine in self._members
+
     def add(self, member: Member) -> None:
         member.caches = [self._choice.add() for _ in member.engine.cache_news()]
         self._members[member.engine] = member
 
+    def dismiss(self, engine: TokenEngine) -> None:
+        """Give an engine no more requests. What it has it keeps until `relieved` names it."""
+        self._dismissed = [each for each in self._dismissed if each.journeys]
+        if (member := self._take_out(engine)) is not None:
+            self._dismissed.append(member)
+
+    def relieved(self) -> list[Member]:
+        """The dismissed, once there is another engine that can go on with what they have."""
+        relieved, self._dismissed = (self._dismissed, []) if self._members else ([], self._dismissed)
+        return relieved
+
     def remove(self, engine: TokenEngine) -> Member | None:
-        """Take a member out, and forget what it has cached; None if it is not here any more."""
+        """Take an engine out that is gone; None if it is not here any more."""
+        member = next((each for each in self._dismissed if each.engine is engine), None)
+        if member is None:
+            return self._take_out(engine)
+        self._dismissed.remove(member)
+        return member
+
+    def _take_out(self, engine: TokenEngine) -> Member | None:
+        """Forget a member, and what it has cached."""
         member = self._members.pop(engine, None)
         for cache in () if member is None else member.caches:
             self._choice.remove(cache)

@@ -70,16 +70,20 @@ class Fleet:
         self._adapters.join(engine, lambda: self._traffic.enter(engine, name))
 
     def leave(self, engine: TokenEngine) -> None:
-        """Give this engine no more requests, and move those that it has: it is drained."""
+        """Give this engine no more requests: it is drained. Those that it has move, once there is another engine."""
         self._traffic.leave(engine)
 
     def lost(self, engine: TokenEngine, reason: str) -> None:
         """This engine is gone: move what it had."""
         self._traffic.lost(engine, reason)
 
+    def give_up(self, reason: str) -> None:
+        """End what waits for an engine: there will be none for it."""
+        self._traffic.give_up(reason)
+
     def has(self, engine: TokenEngine) -> bool:
         """Whether this engine is a member."""
-        return self._traffic.has(engine)
+        return engine in self._engines
 
     @property
     def members(self) -> list[str]:

@@ -115,6 +115,12 @@ class Journey:
             return output
         return msgspec.structs.replace(output, request=self.request.id, cached_tokens=self.cached_tokens)
 
+    def outlives(self, output: TokenOutput) -> bool:
+        """Whether the engine, and not the request, is the reason of this failure."""
+        if output.finish_reason == "abort":
+            return not self.aborted
+        return not output.of_answer and output.at_fault is None
+
     def resumed(self, now: float) -> Pause | None:
         """How long its reader waited, if this is the first token since its engine was gone."""
         if self.gone is None:

@@ -44,10 +44,6 @@ class FleetTraffic:
     def open(self) -> int:
         return len(self._journeys)
 
-    def has(self, engine: TokenEngine) -> bool:
-        """Whether this engine gets requests."""
-        return any(member.engine is engine for member in self.engines)
-
     @property
     def homeless(self) -> int:
         """Requests that wait for an engine."""
@@ -57,24 +53,27 @@ class FleetTraffic:
         """Give requests to this engine too, from now on."""
         with self._lock:
             self.engines.add(Member(name, engine, self._take))
+            self._relieve()
             self._place()
 
     def leave(self, engine: TokenEngine) -> None:
-        """Give this engine no more requests, and move those that it has: it is drained."""
+        """Give this engine no more requests: it is drained. Those that it has move, once there is another engine."""
         with self._lock:
-            if (member := self.engines.remove(engine)) is not None:
-                moving = list(member.journeys.values())
-                engine.abort([journey.id for journey in moving])
-                self._move(member, moving, "is drained")
+            self.engines.dismiss(engine)
+            self._relieve()
+
+    def _relieve(self) -> None:
+        for member in self.engines.relieved():
+            member.engine.abort(list(member.journeys))
+            self._move(member, "is drained")
 
     def lost(self, engine: TokenEngine, reason: str) -> None:
         """This engine is gone: move what it had."""
         with self._lock:
             if (member := self.engines.remove(engine)) is not None:
-                died = list(member.journeys.values())
-                for journey in died:
+                for journey in member.journeys.values():
                     journey.fatal += journey.runs
-                self._move(member, died, reason)
+                self._move(member, reason)
 
     def submit(self, requests: Sequence[TokenRequest], sink: Sink) -> "Future[None]":
         """See `TokenEngine.submit`. Without an engine, requests wait for one: they are queued here."""
@@ -178,7 +177,7 @@ class FleetTraffic:
                 journey = member.journeys.get(output.request)
                 if journey is None:  # moved, or ended
                     continue
-                if output.finish_reason in ("error", "abort") and self._goes_on(journey, output):
+                if output.finish_reason in ("error", "abort") and journey.outlives(output):
                     failed = failed or output.error or "ended a request that nobody ended"
                     continue
                 settled |= journey.missing > 0 and bool(output.token_ids or output.finish_reason)
@@ -197,13 +196,6 @@ class FleetTraffic:
             elif settled and self._homeless:
                 self._place()
 
-    @staticmethod
-    def _goes_on(journey: Journey, output: TokenOutput) -> bool:
-        """Whether the engine, and not the request, is the reason of its end."""
-        if output.finish_reason == "abort":
-            return not journey.aborted
-        return not output.of_answer and output.at_fault is None
-
     def _end(self, journey: Journey) -> None:
         self._journeys.pop(journey.request.id, None)
         if journey.member is not None:
@@ -212,8 +204,9 @@ class FleetTraffic:
         elif journey in self._homeless:
             self._homeless.remove(journey)
 
-    def _move(self, member: Member, journeys: list[Journey], reason: str) -> None:
-        """Let requests of a member wait for another one."""
+    def _move(self, member: Member, reason: str) -> None:
+        """Let a member's requests wait for another one."""
+        journeys = list(member.journeys.values())
         member.journeys.clear()
         now = self._clock()
         if journeys:
@@ -285,6 +278,13 @@ class FleetTraffic:
                 journey.sink([journey.last("error", LATE)])
             if self._homeless:
                 self._place()
+
+    def give_up(self, reason: str) -> None:
+        """End what waits here: there will be no engine for it."""
+        with self._lock:
+            for journey in list(self._homeless):
+                self._end(journey)
+                journey.sink([journey.last("error", reason, of_answer=False)])
 
     def close(self) -> None:
         """End all requests with an error that says so."""

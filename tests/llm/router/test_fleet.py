@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from apps.llm.api import AnswerFailed, RequestError, Sampling, TokenOutput, TokenRequest, UnknownAdapter
+from apps.llm.api import AnswerFailed, EngineStopped, RequestError, Sampling, TokenOutput, TokenRequest, UnknownAdapter
 from apps.llm.router.fleet import Fleet
 from apps.llm.router.traffic import MOST_FATAL
 from apps.llm.text import Engine, Output, SamplingParams
@@ -131,6 +131,40 @@ def test_a_drained_engine_ends_nothing(load: Load, fleet: Fleet) -> None:
     fleet.leave(drained)
     same([first, *read(generation)[0]], whole)
     assert fleet.moves == 1
+
+
+def test_a_drained_engine_goes_on_while_there_is_no_other(load: Load, fleet: Fleet) -> None:
+    params, drained = params_of("penalties", 100), Mortal(load().tokens, fleet)
+    (whole,) = read(load().submit(PROMPT, params))
+    for after in ("nothing", "another joins", "it dies"):
+        fleet.join(drained, "drained")
+        moved, generation = fleet.moves, in_words(load(), fleet).submit(PROMPT, params)
+        first = next(iter(generation))
+        fleet.leave(drained)
+        assert fleet.members == []
+        if after != "nothing":
+            if after == "it dies":
+                drained.die()
+            fleet.join(Mortal(load().tokens, fleet), "another")
+        same([first, *read(generation)[0]], whole)
+        assert fleet.moves == moved + (after != "nothing")
+        for member in fleet._engines:
+            fleet.leave(member.engine)
+
+
+def test_what_waits_can_be_given_up(load: Load, fleet: Fleet) -> None:
+    """As when a service is changed, and only engines of another model are left: whoever waits is told to come again."""
+    mortal, model = Mortal(load().tokens, fleet, 3), in_words(load(), fleet)
+    fleet.join(mortal, "mortal")
+    generations = [model.submit(PROMPT, params_of("greedy", 20))]
+    wait_until(lambda: mortal.dead)
+    generations.append(model.submit(PROMPT, params_of("greedy", 20)))
+    fleet.give_up("there is none any more")
+    for generation in generations:
+        (outputs,) = read(generation)
+        with pytest.raises(EngineStopped, match="there is none any more"):
+            outputs[-1].raise_failure()
+    assert not fleet.busy
 
 
 def test_a_request_that_ends_every_engine_ends(load: Load, fleet: Fleet) -> None:

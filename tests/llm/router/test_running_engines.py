@@ -1,11 +1,16 @@
 """Which replicas are a fleet's members. Ray's word of who runs is given here; engines and wire are real."""
 
+import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
-from apps.llm.routed import RunningEngines
+from apps.llm.api import EngineStopped
+from apps.llm.routed import LOOK_S, RunningEngines
+from apps.llm.router.fleet import Fleet
 from apps.llm.router.wire.messages import Endpoint
 from apps.llm.router.wire.served import ServedEngine
 from apps.llm.text import Engine
@@ -61,3 +66,87 @@ def test_members_are_those_that_run(load: Load, replicas: list[ServedEngine]) ->
     wait_until(lambda: fleet.members == [])
     engines.close()
     fleet.shutdown()
+
+
+class Changing:
+    """A service that is changed in place: engines of before and after, which the router of each sees."""
+
+    def __init__(self, load: Load):
+        self.load, self.handle = load, Running()
+        self.started = list[ServedEngine]()
+        self.routers = list[RunningEngines]()
+
+    def start(self, config: str, page_root: bytes | None = None) -> ServedEngine:
+        served = ServedEngine(self.load().tokens, "127.0.0.1", f"{config} {len(self.started)}", config)
+        if page_root is not None:
+            served.endpoint = msgspec.structs.replace(served.endpoint, page_root=page_root)
+        self.started.append(served)
+        self.handle.endpoints.append(served.endpoint)
+        return served
+
+    def stop(self, served: ServedEngine) -> None:
+        """As Serve does: it is taken off the list, and told to end."""
+        self.handle.endpoints.remove(served.endpoint)
+        served.drain()
+
+    def router(self, config: str) -> RunningEngines:
+        self.routers.append(RunningEngines(self.handle, config))  # type: ignore[arg-type]
+        return self.routers[-1]
+
+
+@pytest.fixture
+def changing(load: Load) -> Iterator[Changing]:
+    changing = Changing(load)
+    yield changing
+    for router in changing.routers:
+        router.close()
+        if router._fleet is not None:
+            router._fleet.shutdown()
+    for served in changing.started:
+        served.close()
+    settled(load())
+
+
+def test_a_router_begins_with_an_engine_of_its_own_config(changing: Changing) -> None:
+    """Or it would answer with the former limits, or another model's tokens, for as long as it lives."""
+    changing.start("before")
+    started = list[Fleet]()
+    waits = threading.Thread(target=lambda: started.append(changing.router("after").start(1.05)))
+    waits.start()
+    time.sleep(4 * LOOK_S)
+    assert not started
+    after = changing.start("after")
+    waits.join()
+    assert started[0].members == [f"replica {after.endpoint.replica}"]
+    time.sleep(4 * LOOK_S)
+    assert started[0].members == [f"replica {after.endpoint.replica}"]
+
+
+def test_open_answers_go_on_in_an_engine_of_the_next_config(load: Load, changing: Changing) -> None:
+    (whole,) = read(load().submit(PROMPT, params_of("sampled", 100)))
+    before = changing.start("before")
+    fleet = changing.router("before").start(1.05)
+    generation = in_words(load(), fleet).submit(PROMPT, params_of("sampled", 100))
+    first = next(iter(generation))
+    after = changing.start("after")
+    time.sleep(4 * LOOK_S)
+    assert fleet.members == [f"replica {before.endpoint.replica}"], "the former engine has them while it runs"
+    changing.stop(before)
+    assert ids([first, *read(generation)[0]]) == ids(whole)
+    wait_until(lambda: fleet.members == [f"replica {after.endpoint.replica}"])
+
+
+def test_answers_end_where_the_next_engine_has_another_model(load: Load, changing: Changing) -> None:
+    (whole,) = read(load().submit(PROMPT, params_of("sampled", 100)))
+    before = changing.start("before")
+    fleet = changing.router("before").start(1.05)
+    model = in_words(load(), fleet)
+    generation = model.submit(PROMPT, params_of("sampled", 100))
+    first = next(iter(generation))
+    changing.start("after", b"another model's")
+    changing.stop(before)
+    assert ids([first, *read(generation)[0]]) == ids(whole), "it ends where it began"
+    wait_until(lambda: fleet.members == [])
+    (outputs,) = read(model.submit(PROMPT, params_of("sampled", 100)))
+    with pytest.raises(EngineStopped, match="is being changed"):
+        outputs[-1].raise_failure()

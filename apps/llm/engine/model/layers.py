@@ -73,7 +73,7 @@ class Attention:
 
     def serving(self, longest: int) -> "Attention":
         """The same for sequences of up to `longest` tokens."""
-        return self if self.rope is None else replace(self, rope=replace(self.rope, longest=longest))
+        return self if self.rope is None else replace(self, rope=self.rope.serving(longest))
 
 
 @dataclass(frozen=True)

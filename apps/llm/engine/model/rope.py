@@ -5,7 +5,7 @@ Sources: transformers' modeling_rope_utils, and for each kind the paper named at
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 GEMMA4_FULL = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}
@@ -77,6 +77,11 @@ class Rope:
             divisors = self.long if self.longest > self.original_max_len else self.short
             return [f / divisor for f, divisor in zip(plain, divisors, strict=True)]
         return plain
+
+    def serving(self, longest: int) -> "Rope":
+        """The same for sequences of up to `longest` tokens. Where that changes no frequency, it changes nothing: what
+        is cached for one length then serves every other."""
+        return replace(self, longest=longest) if self.kind in ("longrope", "dynamic") else self
 
     def context(self, positions: int) -> int:
         """The longest sequence that a model with so many `max_position_embeddings` can be served with.

@@ -44,6 +44,8 @@ class Endpoint(msgspec.Struct, frozen=True):
     replica: str  # its name, for messages and logs
     server_key: bytes  # CURVE public key of the replica
     client_keys: tuple[bytes, bytes]  # CURVE public and secret key of its routers
+    page_root: bytes  # see `Capabilities`: engines that share it continue each other's answers
+    config: str = ""  # a digest of what the engine was started with
 
     def __repr__(self) -> str:
         return f"Endpoint({self.replica!r}, {self.address!r})"  # no secret in a log

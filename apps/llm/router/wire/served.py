@@ -45,6 +45,7 @@ class ServedEngine:
     Args:
         host: address of this machine that routers can reach.
         replica: its name, for messages and logs.
+        config: see `Endpoint`.
 
     Raises:
         ValueError: the host is not one of this machine.
@@ -52,7 +53,7 @@ class ServedEngine:
 
     endpoint: Endpoint
 
-    def __init__(self, engine: TokenEngine, host: str, replica: str):
+    def __init__(self, engine: TokenEngine, host: str, replica: str, config: str = ""):
         self._engine = engine
         keys, routers_keys = zmq.curve_keypair(), zmq.curve_keypair()
         self._allowed = routers_keys[0]
@@ -62,7 +63,7 @@ class ServedEngine:
         except ValueError:
             self._context.term()
             raise
-        self.endpoint = Endpoint(address, replica, keys[0], routers_keys)
+        self.endpoint = Endpoint(address, replica, keys[0], routers_keys, engine.capabilities.page_root, config)
         self._mailbox = Mailbox()
         self._intake = Intake(engine, lambda router, done: self._mailbox.put(partial(self._answer, router, done)))
         self._routers: dict[bytes, ConnectedRouter] = {}

@@ -6,6 +6,7 @@ import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -109,8 +110,8 @@ def test_an_engine_says_which_pages_of_a_prompt_it_has(load: Callable[..., Engin
     assert set(wanted) <= set(news.stored)
 
 
-def digest(folder: Path) -> bytes:
-    return model_digest(Model.open(EngineConfig(model=str(folder))))
+def digest(folder: Path, **fields: Any) -> bytes:
+    return model_digest(Model.open(EngineConfig(model=str(folder), **fields)))
 
 
 def test_a_models_digest_is_of_its_files(llama: Path, tmp_path: Path) -> None:
@@ -128,6 +129,17 @@ def test_a_models_digest_is_of_its_files(llama: Path, tmp_path: Path) -> None:
     config = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps(config | {"rms_norm_eps": config["rms_norm_eps"] * 2}))
     assert digest(copy) != digest(llama)
+
+
+def test_the_longest_sequence_counts_where_the_frequencies_depend_on_it(llama: Path, tmp_path: Path) -> None:
+    scaled = tmp_path / "scaled"
+    shutil.copytree(llama, scaled)
+    config = json.loads((scaled / "config.json").read_text())
+    scaling = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}
+    kept = {name: value for name, value in config.items() if not name.startswith("rope")}
+    (scaled / "config.json").write_text(json.dumps(kept | {"rope_parameters": scaling}))
+    for folder, alike in ((llama, True), (scaled, False)):
+        assert (digest(folder) == digest(folder, max_model_len=32)) == alike
 
 
 def test_of_a_large_file_pieces_are_read(llama: Path, tmp_path: Path) -> None:
