@@ -49,7 +49,8 @@ class CellConfig(AppConfig):
     callers: Callers = Field(default_factory=dict)
     """Weights and limits by the names of API keys, at each published model; see `callers` of a language model."""
     front_replicas: int = Field(1, ge=1)
-    """Processes that relay requests to the models' replicas; use more for more clients."""
+    """Processes that take the requests, and have the text of all models, as `routers` of a language model do. With two,
+    one may end, and the other answers; use more for more clients."""
 
     @field_validator("admins", mode="before")
     @classmethod

@@ -45,7 +45,7 @@ def schemas() -> dict[str, dict[str, Any]]:
     return {
         "Language models": language_models(MODEL).openapi(),
         "Pictures": pictures(MODEL).openapi(),
-        "A cell": cell("test", None, None, {}).openapi(),
+        "A cell": cell("test", None, {}).openapi(),
     }
 
 

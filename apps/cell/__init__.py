@@ -6,8 +6,8 @@ serve run apps.cell:build name=prod state_uri=gs://BUCKET/cell
 The life of a publish: a dialect (`http/saxml.py`) reads the call. The admin (`admin.py`), which owns the desired state,
 checks it against the registry and writes the new state (`store.py`) before it answers. The reconcile loop
 (`reconcile.py`) compares the desired state with what Ray Serve runs (`serve_apps.py`) and asks Serve for the
-difference: one Serve application for each published model. Requests for a model reach it through the front
-(`server.py`, `http/relay.py`).
+difference: one Serve application of engines for each published model. Its text is made in the front (`server.py`,
+`apps/cell/words.py`), which gives the tokens to those engines.
 """
 
 from typing import Any

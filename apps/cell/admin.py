@@ -5,7 +5,6 @@ takes up to a few tenths of a second) and are thread-safe.
 """
 
 import logging
-import secrets
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -35,7 +34,7 @@ class Admin:
         self._version = 0
         self._unwritable = ""
         """Why the lease could not be renewed last time."""
-        self.state = CellState(cell=config.name, relay_key="")
+        self.state = CellState(cell=config.name)
 
     def open(self) -> None:
         """Read the stored state. Raises StateError, without overwriting anything.
@@ -284,7 +283,7 @@ class Admin:
     def _begin(self) -> None:
         """Write the first version, if there is none and this cell holds the lease."""
         if self._version == 0 and self._lease.held:
-            self._write(self.state.model_copy(update={"relay_key": secrets.token_urlsafe(32)}))
+            self._write(self.state)
 
     def _write(self, state: CellState) -> None:
         """Write the next version. The caller holds the lock."""

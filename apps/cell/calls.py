@@ -119,7 +119,7 @@ CREATE: Fields = {
 GET_ACL: Fields = {"model": _MODEL, "sax_cell": _CELL, "method": _METHOD}
 SET_ACL: Fields = GET_ACL | {"acl": _NAMES}
 ONE_CELL: Fields = {"sax_cell": _CELL}
-RELAYED: Fields = {
+OF_A_MODEL: Fields = {
     "model": _TEXT
     | {
         "description": "`/sax/CELL/MODEL` or `MODEL`, or an adapter of one, as `MODEL:ADAPTER`; needed where more than "
@@ -127,7 +127,7 @@ RELAYED: Fields = {
     },
     "stream": {"type": "boolean"},
 }
-"""Fields of a request for a published model that the front reads; the model's own application reads the rest."""
+"""Fields of a request for a published model that the front reads; the model itself reads the rest."""
 
 
 def check_nesting(value: Any, left: int = DEEPEST) -> None:

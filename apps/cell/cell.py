@@ -38,6 +38,8 @@ class LastRound:
     models: dict[str, Published] = field(default_factory=dict)
     apps: dict[str, ServeApp] = field(default_factory=dict)
     assigned: dict[str, int] = field(default_factory=dict)
+    configs: dict[str, LLMConfig] = field(default_factory=dict)
+    """By model that can be served: what its engines are started with."""
     unservable: dict[str, str] = field(default_factory=dict)
     """By model: why this version and config of the cell cannot serve it, though it is published."""
 
@@ -45,11 +47,9 @@ class LastRound:
 class CellReconciler:
     """The body of the reconcile loop, and the models' state as clients see it."""
 
-    def __init__(self, config: CellConfig, admin: Admin, apps: ServeApps, keys: bool, failures: Failures | None = None):
+    def __init__(self, config: CellConfig, admin: Admin, apps: ServeApps, failures: Failures | None = None):
         self._failures = failures or Failures()
         self._config, self._admin, self._apps = config, admin, apps
-        self.keys = keys
-        """Whether the cell has keys: the models then answer only its fronts."""
         self._failed_since: dict[str, float] = {}
         self._reasons: dict[str, tuple[str, str]] = {}
         """By model that does not load: the digest of its config, and why. Serve tells only between two attempts."""
@@ -67,13 +67,12 @@ class CellReconciler:
         servable, unservable = self._servable(models)
         placed = {name: apps[name].wanted for name in servable if name in apps and apps[name].status != "DELETING"}
         assigned = assign({name: models[name] for name in servable}, self.slices, placed)
-        self.seen = LastRound(models, apps, assigned, unservable)
+        self.seen = LastRound(models, apps, assigned, servable, unservable)
         self._note_failures(apps)
         spare = None if self.slices is None else self.slices - sum(assigned.values())
-        relay_key = self._admin.state.relay_key if self.keys else None
         targets = {
             name: Target(
-                config_digest(config, relay_key),
+                config_digest(config),
                 assigned[name],
                 surge_percent(assigned[name], spare),
                 self._admin.registry.adapters(models[name]),
@@ -93,7 +92,7 @@ class CellReconciler:
                 continue
             target = targets[step.name]
             with self._failures.noting(_not_loaded(step.name)):
-                self._apps.deploy(step.name, servable[step.name], relay_key, step.version, target)
+                self._apps.deploy(step.name, servable[step.name], step.version, target)
                 log.info("loading %s: %d replicas, version %s", step.name, target.replicas, step.version)
 
     def entry(self, name: str, model: Published) -> Entry:

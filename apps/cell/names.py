@@ -30,6 +30,12 @@ def check_length(name: str) -> None:
             raise CellError(f"model: {part[:20]!r}... has {len(part)} characters; a name can have {calls.LONGEST_PART}")
 
 
+def app_name(model: str) -> str:
+    """Of the Serve application of a model's engines: with dots, because slashes would end up in names of log files, and
+    parts of a model's name have no dots."""
+    return model.strip("/").replace("/", ".")
+
+
 def split(name: str) -> tuple[str, str]:
     """The model's full name and the adapter's; the latter is empty if `name` is a model's."""
     model, _, adapter = name.partition(":")

@@ -1,4 +1,4 @@
-"""Ray Serve as the cell uses it: one application for each published model, `sax.CELL.MODEL` at /sax/CELL/MODEL.
+"""Ray Serve as the cell uses it: one application for each published model, `sax.CELL.MODEL`, of engines without HTTP.
 
 What runs is always read from Serve's controller. Deploying the version that is already deployed keeps all replicas.
 """
@@ -12,10 +12,10 @@ from typing import Any
 
 from ray import serve
 
+from apps.cell.names import app_name
 from apps.cell.reconcile import ReplicaStatus, ServeApp, Target, Version
-from apps.llm.server import LLMServer
+from apps.llm.routed import LLMEngine
 from apps.serving import private_ray
-from apps.serving.ingress.api_keys import OPEN, RELAY, digest
 from apps.serving.replica_options import options
 from ray_configs.llm import AdapterSource, LLMConfig
 
@@ -28,18 +28,10 @@ ASK_S = 2.0
 class ServeApps:
     """The applications of one cell. Calls block, and raise Ray's own errors when the controller is unreachable."""
 
-    def __init__(self, cell: str, route_prefix: str):
+    def __init__(self, cell: str):
         self._cell = cell
-        self._prefix = route_prefix.rstrip("/")
         self._held: dict[str, tuple[Any, dict[str, str]]] = {}
         """By application: its replicas and adapters, and `ServeApp.adapter_refusals` once it will not change."""
-
-    def app_name(self, model: str) -> str:
-        """With dots, because slashes would end up in names of log files; parts of a model's name have no dots."""
-        return model.strip("/").replace("/", ".")
-
-    def route(self, model: str) -> str:
-        return f"{self._prefix}{model}"
 
     def observe(self) -> dict[str, ServeApp]:
         """The cell's applications, by the names of their models."""
@@ -73,30 +65,17 @@ class ServeApps:
             self._held[name] = state, found
         return found
 
-    def deploy(
-        self,
-        model: str,
-        config: LLMConfig,
-        relay_key: str | None,
-        version: Version,
-        target: Target,
-    ) -> None:
-        """Start a deployment and return at once. Deploying what is deployed already changes nothing.
-
-        `relay_key`: the model answers only requests that carry it; None: all requests.
-        """
+    def deploy(self, model: str, config: LLMConfig, version: Version, target: Target) -> None:
+        """Start a deployment and return at once. Deploying what is deployed already changes nothing."""
         chosen = options(config) | {
             "num_replicas": target.replicas,
             "max_surge_percent": target.surge_percent,
             "user_config": {"adapters": dict(target.adapters)},
         }
-        deployment = private_ray.with_version(LLMServer, str(version), **chosen)
-        keys = OPEN if relay_key is None else {digest(relay_key): RELAY}
         target_app = serve.RunTarget(
-            # Without the environment's keys: the front checks those, and the ACLs of their principals.
-            deployment.bind(config, keys, own_keys=False),
-            name=self.app_name(model),
-            route_prefix=self.route(model),
+            private_ray.with_version(LLMEngine, str(version), **chosen).bind(config),
+            name=app_name(model),
+            route_prefix=None,
             logging_config=private_ray.logging_config(),
         )
         serve.run_many(
@@ -107,7 +86,7 @@ class ServeApps:
 
     def delete(self, model: str) -> None:
         """Start a deletion and return at once; replicas finish their requests, for at most `drain_timeout_s`."""
-        private_ray.delete_application(self.app_name(model))
+        private_ray.delete_application(app_name(model))
 
 
 def adapter_refusals(
@@ -128,9 +107,9 @@ def adapter_refusals(
     return found
 
 
-def config_digest(config: LLMConfig, relay_key: str | None) -> str:
+def config_digest(config: LLMConfig) -> str:
     """A digest that changes whenever a new config requires new replicas."""
-    text = json.dumps([config.model_dump(mode="json"), relay_key], sort_keys=True)
+    text = json.dumps(config.model_dump(mode="json"), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -1,7 +1,7 @@
 """The cell's two Serve deployments.
 
 CellAdmin   one process: owns the desired state and reconciles it
-CellFront   as many as `front_replicas`: HTTP for clients; passes requests on to the models' own replicas
+CellFront   as many as `front_replicas`: HTTP and text for clients; gives tokens to the models' engines
 
 They are separate so that clients do not notice a restart of the admin, and so that many clients cannot lock out an
 operator.
@@ -28,10 +28,11 @@ from apps.cell.desired.store import LEASE_S, RENEW_S, Store
 from apps.cell.errors import AdminFailed, CellError, Unavailable
 from apps.cell.http.app import http_app, spoken
 from apps.cell.http.dispatcher import View
-from apps.cell.http.relay import Relay
 from apps.cell.names import split
 from apps.cell.rounds import Failures, Rounds
 from apps.cell.serve_apps import ServeApps
+from apps.cell.words import ModelsInWords
+from apps.llm.shared_limits import Told
 from apps.serving import private_ray
 from apps.serving.files import Holder
 from apps.serving.ingress import front
@@ -39,7 +40,7 @@ from apps.serving.ingress.api_keys import principals, principals_from_environmen
 from apps.serving.ingress.open_requests import Draining, OpenRequests
 from apps.serving.ingress.same_machine import with_cors
 from apps.serving.replica import for_this_machine, log_as_serve_does
-from apps.serving.replica_options import on_cpu_pod
+from apps.serving.replica_options import choose_platform, on_cpu_pod
 from ray_configs.cell import OWN_CPUS, CellConfig
 
 log = logging.getLogger("podslice")
@@ -66,17 +67,16 @@ def build(config: CellConfig) -> serve.Application:
         max_ongoing_requests=10_000,
         graceful_shutdown_timeout_s=120,
         ray_actor_options=actor,
-    ).bind(plain, admin.bind(plain, bool(keys)), keys)
+    ).bind(plain, admin.bind(plain), keys)
 
 
 @serve.deployment
 class CellAdmin:
     """Owns the desired state and reconciles it. Called by the front."""
 
-    async def __init__(self, config: CellConfig, keys: bool):  # type: ignore[misc]  # Serve awaits it
+    async def __init__(self, config: CellConfig):  # type: ignore[misc]  # Serve awaits it
         log_as_serve_does()
         self._config = config
-        self._keys = keys
         self._woken = asyncio.Event()
         await asyncio.to_thread(self._open)
         self._loop = asyncio.create_task(self._work_forever())
@@ -89,9 +89,9 @@ class CellAdmin:
         store = Store(self._config.state_uri, self._config.name)
         self._admin = Admin(self._config, store, store.lease(me))
         self._admin.open()
-        self._apps = ServeApps(self._config.name, private_ray.applications()[app]["route_prefix"] or "/")
+        self._apps = ServeApps(self._config.name)
         failures = Failures()
-        self._cell = CellReconciler(self._config, self._admin, self._apps, self._keys, failures)
+        self._cell = CellReconciler(self._config, self._admin, self._apps, failures)
         self._rounds = Rounds(self._admin.renew, self._cell.reconcile, failures)
 
     async def _work_forever(self) -> None:
@@ -147,9 +147,8 @@ class CellAdmin:
                 while self._admin.undecided:
                     await asyncio.sleep(0.1)
 
-    async def view(self, keys: bool) -> View:
-        """What a front shows. `keys`: whether that front requires keys; then the models answer to it alone."""
-        self._cell.keys |= keys
+    async def view(self) -> View:
+        """What a front shows, and answers for."""
         models = self._admin.state.names
         entries = {name: self._cell.entry(name, model) for name, model in models.items()}
         slices = self._config.slice
@@ -164,8 +163,8 @@ class CellAdmin:
             },
             "unloading": self._cell.unloading(),
         }
-        routes = {name: self._apps.route(split(name)[0]) for name in models}
-        return View(cell, entries, routes, self._admin.state.relay_key if self._cell.keys else None)
+        configs = {name: config for name, config in self._cell.seen.configs.items() if name in models}
+        return View(cell, entries, configs)
 
     async def check_health(self) -> None:
         if time.monotonic() - self._beat > 120:
@@ -180,7 +179,7 @@ class CellAdmin:
 @serve.deployment
 @serve.ingress()
 class CellFront:
-    """The HTTP API. Its only state is a view of the models, at most half a second old."""
+    """The HTTP API, and the text of all models. Its only state is a view of them, at most half a second old."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, config: CellConfig, admin: DeploymentHandle[Any], keys: dict[bytes, str]
@@ -195,7 +194,10 @@ class CellFront:
                 "Set PODSLICE_API_KEYS=NAME=KEY,... unless nobody else can reach it"
             )
         self._for_this_machine = await asyncio.to_thread(for_this_machine, self._keys)
-        self._relay = Relay(f"http://127.0.0.1:{private_ray.http_port()}")
+        choose_platform(config.model_copy(update={"slice": None}))  # before the models' text imports JAX
+        context = serve.get_replica_context()
+        others = serve.get_deployment_handle(context.deployment, context.app_name)
+        self._models = ModelsInWords((context.replica_id.unique_id, others) if config.front_replicas > 1 else None)
         self._requests = OpenRequests()
         self.view: View | None = None
         self._views = asyncio.create_task(self._look_forever())
@@ -203,7 +205,9 @@ class CellFront:
     async def look(self) -> None:
         """Update the view, if the admin answers."""
         try:
-            self.view = await asyncio.wait_for(self._admin.view.remote(bool(self._keys)), 30)
+            view: View = await asyncio.wait_for(self._admin.view.remote(), 30)
+            self._models.follow(view.configs)
+            self.view = view
         except Exception as error:  # it is restarting; requests are served by the last view
             log.warning("the cell's admin does not answer: %s", error)
 
@@ -211,6 +215,14 @@ class CellFront:
         while True:
             await self.look()
             await asyncio.sleep(VIEW_S)
+
+    async def app(self, model: str) -> ASGIApp:
+        """See `ModelsInWords.app`."""
+        return await self._models.app(model)
+
+    async def limits_used(self, model: str) -> Told | None:
+        """See `ModelsInWords.limits_used`. Asked by the other fronts."""
+        return self._models.limits_used(model)
 
     async def ask(self, call: Call[AnswerT]) -> AnswerT:
         """See `Front.ask`."""
@@ -228,7 +240,7 @@ class CellFront:
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         origins = self._config.cors_origins
-        app = http_app(self._config.name, self, self._relay, self._keys, self._for_this_machine, origins)
+        app = http_app(self._config.name, self, self._keys, self._for_this_machine, origins)
         app.add_middleware(Draining, requests=self._requests, refused=spoken)
         return with_cors(app, origins)
 
@@ -239,3 +251,4 @@ class CellFront:
     def __del__(self) -> None:
         if hasattr(self, "_views"):
             self._views.cancel()
+            self._models.close()

@@ -6,24 +6,19 @@ Ray starts both and tells where the engines are; no request passes through it.
 """
 
 import asyncio
-import hashlib
-import logging
-import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import ray
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from apps.llm.router.fleet import Fleet
-from apps.llm.router.journey import Pause
 from apps.llm.router.wire.messages import Endpoint
-from apps.llm.router.wire.remote import RemoteEngine
 from apps.llm.router.wire.served import ServedEngine
-from apps.llm.served.metrics import EngineMetrics, PauseMetrics, RoutedMetrics
+from apps.llm.running_engines import RunningEngines, engine_digest
+from apps.llm.served.held_adapters import HeldAdapters
+from apps.llm.served.metrics import EngineMetrics, RoutedMetrics
 from apps.llm.shared_limits import SharedLimits, Told
 from apps.llm.slice import load_engine
 from apps.llm.words_server import WordsServer
@@ -31,19 +26,10 @@ from apps.serving.ingress.api_keys import Principals
 from apps.serving.replica import hosted, log_as_serve_does, without_keys
 from apps.serving.replica_options import OPEN, by_open_requests, in_group, options
 from ray_configs.cluster.workers import ROUTERS
-from ray_configs.llm import EngineConfig, LLMConfig
+from ray_configs.llm import AdapterSource, LLMConfig
 
 if TYPE_CHECKING:
     from apps.llm.text import Engine
-
-log = logging.getLogger("podslice")
-
-LOOK_S = 0.5
-"""Time between two looks for engines that have come or gone."""
-ANSWER_S = 10.0
-ASK_S = 600
-"""How long a call for an engine may wait; there is always one while requests wait for an engine."""
-REPLACED = "the service is being changed, and this process is of before; try again"
 
 
 def bound_routers(config: LLMConfig) -> serve.Application:
@@ -66,12 +52,6 @@ def bound_routers(config: LLMConfig) -> serve.Application:
     return cast(serve.Application, router.options(**in_front).bind(config, keys, engine.options(**chosen).bind(config)))
 
 
-def engine_digest(config: LLMConfig) -> str:
-    """Changes with anything that an engine and the text in front of it are made from."""
-    text = config.model_dump_json(include=set(EngineConfig.model_fields))
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
 @serve.deployment
 class LLMEngine:
     """A replica without HTTP: an engine that routers reach over the wire."""
@@ -85,6 +65,26 @@ class LLMEngine:
         self._served = ServedEngine(self._engine.tokens, ray.util.get_node_ip_address(), name, digest)
         reports = EngineMetrics(config.served_name).publish_forever(self._engine.stats)
         self._reports = asyncio.create_task(reports)
+        self._adapters = HeldAdapters(self._engine)
+        self._changing: asyncio.Task[None] | None = None
+
+    async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
+        """Load and unload LoRA adapters. Serve calls it before the first request and whenever they change.
+
+        At the start it waits for the adapters; later it returns at once, because Serve counts a replica as not running
+        while it reconfigures. An adapter that cannot be loaded leaves the rest as it is.
+
+        Args:
+            user_config: `adapters`, an AdapterSource for each name.
+        """
+        changed = asyncio.create_task(self._adapters.hold(user_config["adapters"]))
+        if self._changing is None:
+            await changed
+        self._changing = changed
+
+    async def held_adapters(self) -> dict[str, tuple[AdapterSource, str]]:
+        """See `HeldAdapters.all`. Called by a cell's admin through a handle."""
+        return self._adapters.all()
 
     async def endpoint(self) -> Endpoint:
         """Where routers reach it, and their keys."""
@@ -128,15 +128,8 @@ class LLMRouter(WordsServer):
         await super().__init__(config.model_copy(update={"slice": None}), keys)
 
     def engine(self, config: LLMConfig) -> "Engine":
-        from apps.llm.text import Engine
-
-        fleet = self._found.start(config.max_load_share, PauseMetrics(config.served_name).resumed)
-        try:
-            engine = Engine.over(config, fleet)
-        except BaseException:
-            self._found.close()
-            raise
-        if SharedLimits.needed(config):
+        engine = self._found.in_words(config)
+        if SharedLimits.needed(config, config.router_count):
             routers = serve.get_deployment_handle(self._context.deployment, self._context.app_name)
             self._limits = SharedLimits(engine.admission, self._context.replica_id.unique_id, routers)
         return engine
@@ -151,143 +144,3 @@ class LLMRouter(WordsServer):
             self._found.close()
             if self._limits is not None:
                 self._limits.close()
-
-
-class RunningEngines:
-    """Keeps a fleet's members those of a deployment's replicas that run.
-
-    While a service is changed in place, replicas of before and after run side by side, engines and routers alike. A
-    router begins with an engine of its own config. Once none of those is left, one of another config goes on with what
-    is open, if that does not change what its model answers.
-
-    Args:
-        handle: of the deployment.
-        config: `engine_digest` of the router's own.
-        kind: what its replicas are, in words for readers who wait for one.
-    """
-
-    def __init__(self, handle: DeploymentHandle[Any], config: str = "", kind: str = "a replica"):
-        self._handle, self._config, self._kind = handle, config, kind
-        self._fleet: Fleet | None = None
-        self._remotes: dict[str, RemoteEngine] = {}  # by their addresses
-        self._left = set[str]()  # addresses of those that are stopped
-        self._asking: threading.Thread | None = None
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._look_on, name="podslice-engines", daemon=True)
-
-    def start(self, max_load_share: float, resumed: Callable[[Pause], None] = lambda _: None) -> Fleet:
-        """Wait for the first engine, and go on looking. Blocks for minutes: engines load, or wait for a slice.
-
-        `resumed`: see `Fleet`.
-        """
-        log.info("waiting for the first engine")
-        first = None
-        while first is None:
-            own = [endpoint for endpoint in self._running() or () if endpoint.config == self._config]
-            connected = (self._connected(endpoint) for endpoint in own)
-            first = next((remote for remote in connected if remote is not None), None)
-            if first is None:
-                self._ask_for_one()
-                time.sleep(LOOK_S)
-        self._fleet = Fleet(first.capabilities, max_load_share, self._kind, resumed=resumed)
-        self._join(first)
-        self._thread.start()
-        return self._fleet
-
-    def close(self) -> None:
-        self._closing.set()
-        for remote in list(self._remotes.values()):
-            remote.shutdown()
-
-    def _look_on(self) -> None:
-        while not self._closing.wait(LOOK_S):
-            try:
-                self._look()
-            except Exception:
-                log.exception("looking for engines failed")
-
-    def _look(self) -> None:
-        running = self._running()
-        if running is None or self._fleet is None:
-            return
-        if not running and self._fleet.busy:
-            self._ask_for_one()
-        found = self._fitting(running)
-        addresses = {endpoint.address for endpoint in found}
-        for address, remote in list(self._remotes.items()):
-            if address not in addresses:
-                self._leaves(remote)
-            elif not self._fleet.has(remote):  # given up for an error; begin anew
-                self._remotes.pop(address, None)
-                remote.shutdown()
-        self._left &= addresses
-        for endpoint in found:
-            if endpoint.address in self._remotes.keys() | self._left:
-                continue
-            if (new := self._connected(endpoint)) is not None:
-                self._join(new)
-        if running and not found and not self._fleet.members:
-            self._fleet.give_up(REPLACED)
-
-    def _fitting(self, running: list[Endpoint]) -> list[Endpoint]:
-        """Those whose answers are this router's: of its own config, or, without one of these, of its model."""
-        assert self._fleet is not None  # since `start`
-        model = self._fleet.capabilities.page_root
-        own = [endpoint for endpoint in running if endpoint.config == self._config]
-        return own or [endpoint for endpoint in running if endpoint.page_root == model]
-
-    def _ask_for_one(self) -> None:
-        """Have Serve start an engine where there is none: a call that waits for one is a reason to."""
-        if self._asking is None or not self._asking.is_alive():
-            self._asking = threading.Thread(target=self._wait_for_one, daemon=True)
-            self._asking.start()
-
-    def _wait_for_one(self) -> None:
-        with suppress(Exception):
-            self._handle.endpoint.remote().result(timeout_s=ASK_S)
-
-    def _running(self) -> list[Endpoint] | None:
-        """Those that run; None if one of them does not answer, so nothing is known."""
-        try:
-            asked = self._handle.broadcast("endpoint").results(timeout_s=ANSWER_S, return_exceptions=True)
-        except Exception as error:  # Serve itself, or all of them, take too long
-            log.warning("engines do not say where they are: %s", error)
-            return None
-        answered = [endpoint for endpoint in asked if isinstance(endpoint, Endpoint)]
-        return answered if len(answered) == len(asked) else None
-
-    def _connected(self, endpoint: Endpoint) -> RemoteEngine | None:
-        try:
-            return RemoteEngine.connect(endpoint, self._lost, self._leaves)
-        except ConnectionError as error:
-            log.warning("%s", error)
-            return None
-
-    def _join(self, remote: RemoteEngine) -> None:
-        assert self._fleet is not None  # since `start`
-        self._remotes[remote.endpoint.address] = remote
-        try:
-            self._fleet.join(remote, f"replica {remote.endpoint.replica}")
-        except Exception as error:
-            log.error("an engine gets no requests: %s", error)
-            self._remotes.pop(remote.endpoint.address, None)
-            self._left.add(remote.endpoint.address)
-            remote.shutdown()
-
-    def _lost(self, remote: RemoteEngine, reason: str) -> None:
-        self._remotes.pop(remote.endpoint.address, None)  # if it is only silent, it is found again
-        if self._fleet is not None:
-            self._fleet.lost(remote, reason)
-
-    def _leaves(self, remote: RemoteEngine) -> None:
-        self._left.add(remote.endpoint.address)
-        self._remotes.pop(remote.endpoint.address, None)
-        if self._fleet is not None:
-            self._fleet.leave(remote)
-        threading.Thread(target=self._let_go, args=(remote,), daemon=True).start()  # not in the wire's own thread
-
-    def _let_go(self, remote: RemoteEngine) -> None:
-        """Leave an engine that is drained, once it has nothing of this router any more."""
-        while remote.busy and not self._closing.wait(LOOK_S):
-            pass
-        remote.shutdown()

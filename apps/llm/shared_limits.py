@@ -25,18 +25,20 @@ class SharedLimits:
     Args:
         name: this router's.
         routers: the deployment of all of them, which have a method `limits_used`.
+        model: what to ask it for, where a router has several models.
     """
 
-    def __init__(self, admission: Admission, name: str, routers: DeploymentHandle[Any]):
+    def __init__(self, admission: Admission, name: str, routers: DeploymentHandle[Any], model: str | None = None):
         self._admission, self._name, self._routers = admission, name, routers
+        self._asked = () if model is None else (model,)
         self._closing = threading.Event()
         threading.Thread(target=self._look_on, name="podslice-limits", daemon=True).start()
 
     @staticmethod
-    def needed(config: LLMConfig) -> bool:
+    def needed(config: LLMConfig, routers: int) -> bool:
         """Whether there are limits, and several routers that enforce them."""
         limits = [limit for each in config.callers.values() for limit in (each.max_requests, each.tokens_per_minute)]
-        return config.router_count > 1 and any(limits)
+        return routers > 1 and any(limits)
 
     def told(self) -> Told:
         """What the others are to know of this router."""
@@ -53,7 +55,7 @@ class SharedLimits:
                 log.warning("routers do not say what callers use: %s", error)
 
     def _look(self) -> None:
-        asked = self._routers.broadcast("limits_used").results(timeout_s=ANSWER_S, return_exceptions=True)
+        asked = self._routers.broadcast("limits_used", *self._asked).results(timeout_s=ANSWER_S, return_exceptions=True)
         told = [each for each in asked if isinstance(each, tuple)]
         if len(told) == len(asked):  # else what was known last is the best guess
             self._admission.learn({name: used for name, used in told if name != self._name})

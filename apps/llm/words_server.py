@@ -1,8 +1,7 @@
 """A Serve replica with the HTTP dialects of a model, wherever its engine is."""
 
-import asyncio
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from fastapi import FastAPI
 
@@ -13,7 +12,7 @@ from apps.llm.served.metrics import LanguageMetrics
 from apps.llm.served.text_model import TextModel
 from apps.serving.ingress.api_keys import Principals
 from apps.serving.replica import EngineServer
-from ray_configs.llm import AdapterSource, LLMConfig
+from ray_configs.llm import LLMConfig
 
 if TYPE_CHECKING:
     from apps.llm.text import Engine
@@ -28,8 +27,6 @@ class WordsServer(EngineServer):
     _batch_store: BatchStore | None
     _tokenizer_info: bool
     _adapter_loading: bool
-    _adapters: asyncio.Task[None] | None = None
-    """The last change of the adapters."""
 
     @abstractmethod
     def engine(self, config: LLMConfig) -> "Engine":
@@ -58,23 +55,3 @@ class WordsServer(EngineServer):
         return http_app(
             model, keys, self._stored_responses, self._batch_store, self._tokenizer_info, self._adapter_loading
         )
-
-    async def reconfigure(self, user_config: dict[str, Any]) -> None:
-        """Load and unload LoRA adapters. Serve calls it before the first request and whenever they change.
-
-        At the start it waits for the adapters; later it returns at once, because Serve counts a replica as not running
-        while it reconfigures. An adapter that cannot be loaded leaves the rest as it is; requests for it say why.
-
-        Args:
-            user_config: `adapters`, an AdapterSource for each name.
-        """
-        assert isinstance(self._model, TextModel)
-        changed = asyncio.create_task(self._model.hold_adapters(user_config["adapters"]))
-        if self._adapters is None:
-            await changed
-        self._adapters = changed
-
-    async def held_adapters(self) -> dict[str, tuple[AdapterSource, str]]:
-        """See `TextModel.held_adapters`. Called by a cell's admin through a handle."""
-        assert isinstance(self._model, TextModel)
-        return self._model.held_adapters()

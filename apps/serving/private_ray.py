@@ -115,14 +115,13 @@ class Ingress:
     route: str
     arguments: tuple[Any, ...]
     """What it was bound to."""
-    named_arguments: dict[str, Any]
 
 
 def ingresses() -> dict[str, Ingress]:
     """By application."""
     infos = ray.get(_serve()._controller.list_deployments_internal.remote(), timeout=CALL_S)
     return {
-        id.app_name: Ingress(id.name, route, tuple(replica.init_args), dict(replica.init_kwargs))
+        id.app_name: Ingress(id.name, route, tuple(replica.init_args))
         for id, (info, route) in infos.items()
         if route is not None and (replica := info.replica_config)
     }
@@ -150,11 +149,13 @@ def logging_config() -> LoggingConfig:
 
 
 def drain_timeouts() -> dict[str, float]:
-    """How long each application with running replicas may take to finish its requests, in seconds."""
+    """Of the applications that answer HTTP and have running replicas: how long each may take to finish its requests, in
+    seconds."""
     return {
         name: max(running)
         for name, app in applications().items()
-        if (
+        if app["route_prefix"] is not None
+        and (
             running := [
                 deployment["deployment_config"]["graceful_shutdown_timeout_s"]
                 for deployment in app["deployments"].values()

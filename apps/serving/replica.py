@@ -107,15 +107,10 @@ class EngineServer(ABC):
     """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, config: Any, keys: Principals = OPEN, own_keys: bool = True
+        self, config: Any, keys: Principals = OPEN
     ):
-        """
-        Args:
-            own_keys: whether PODSLICE_API_KEYS of this process adds to `keys`. False where another application lets
-                callers in and relays their requests: their keys must not open this one.
-        """
         log_as_serve_does()
-        self._keys = principals_from_environment(keys) if own_keys else keys
+        self._keys = principals_from_environment(keys)
         self._origins: tuple[str, ...] = config.cors_origins
         self._for_this_machine = await asyncio.to_thread(for_this_machine, self._keys)
         self._requests = OpenRequests()

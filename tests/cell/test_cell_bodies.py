@@ -9,7 +9,6 @@ from starlette.testclient import TestClient
 from apps.cell.calls import Call, replicas_of
 from apps.cell.errors import CellError, Unavailable
 from apps.cell.http.app import http_app
-from apps.cell.http.relay import Relay
 from apps.serving.ingress.api_keys import principals
 
 
@@ -21,10 +20,13 @@ class NobodyThere:
     async def ask(self, call: Call[Any]) -> Any:
         raise CellError(f"asked to {call}")
 
+    async def app(self, model: str) -> Any:
+        raise CellError(f"asked for {model}")
+
 
 @pytest.fixture
 def front() -> TestClient:
-    return TestClient(http_app("test", NobodyThere(), Relay("http://127.0.0.1:1"), {}))
+    return TestClient(http_app("test", NobodyThere(), {}))
 
 
 @pytest.mark.parametrize("body", [b"{", b'{"model": ' + b"[" * 100_000, b"[1]"], ids=["cut short", "deep", "a list"])
@@ -43,7 +45,7 @@ def test_anthropics_refusals(front: TestClient):
     starting = front.post("/v1/messages/count_tokens", json={"model": "m"})
     assert (starting.status_code, starting.json()["error"]["type"]) == (503, "api_error")
     assert "starting" in starting.json()["error"]["message"] and starting.headers["retry-after"]
-    locked = TestClient(http_app("test", NobodyThere(), Relay("http://127.0.0.1:1"), principals(["key"])))
+    locked = TestClient(http_app("test", NobodyThere(), principals(["key"])))
     assert locked.post("/v1/messages", json={}).json()["error"]["type"] == "authentication_error"
     assert locked.post("/v1/messages", json={}, headers={"x-api-key": "key"}).status_code == 503
     assert "Error" in locked.post("/publish", json={}).json()

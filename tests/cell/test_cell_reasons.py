@@ -53,7 +53,7 @@ FAILED = "The deployment failed to start 3 times in a row. See the controller's 
 def test_the_reason_is_shown_until_the_replicas_run() -> None:
     """Serve tells it for some seconds of each attempt; the order of its messages is a recorded one."""
     model = Published(model_path="/models/x", replicas=1, order=0)
-    cell = CellReconciler(CellConfig(), None, None, keys=False)  # type: ignore[arg-type]
+    cell = CellReconciler(CellConfig(), None, None)  # type: ignore[arg-type]
 
     def poll(status: str, message: str = "", version: str = "one.0", state: str = "STARTING") -> tuple[str, str | None]:
         app = ServeApp(status, message, version, 1, 0, (ReplicaStatus("r", state, "", ""),))
@@ -92,7 +92,7 @@ def test_an_adapter_is_what_its_replicas_say(told: list[Any], state: str, active
     refusals = adapter_refusals({"sql": SOURCE}, told)
     app = ServeApp("RUNNING", "", "one.0", 2, 0, replicas, {"sql": SOURCE}, refusals)
     admin = SimpleNamespace(registry=SimpleNamespace(adapters=lambda model: {"sql": SOURCE}))
-    cell = CellReconciler(CellConfig(), admin, None, keys=False)  # type: ignore[arg-type]
+    cell = CellReconciler(CellConfig(), admin, None)  # type: ignore[arg-type]
     cell.seen = LastRound({"/sax/t/x": model}, {"/sax/t/x": app}, {"/sax/t/x": 2})
     entry = cell.entry("/sax/t/x:sql", model)
     assert (entry["state"], entry["active_replicas"], entry["reason"]) == (state, active, reason)
@@ -107,6 +107,6 @@ def test_a_replica_that_finds_no_cpu(active: int, state: str) -> None:
     model = Published(model_path="/models/x", replicas=2, order=0)
     replicas = tuple(ReplicaStatus(str(i), "RUNNING" if i < active else "STARTING", "", "") for i in range(2))
     app = ServeApp("DEPLOYING", WAITS, "one.0", 2, 0, replicas)
-    cell = CellReconciler(CellConfig(), None, None, keys=False)  # type: ignore[arg-type]
+    cell = CellReconciler(CellConfig(), None, None)  # type: ignore[arg-type]
     cell.seen = LastRound({"x": model}, {"x": app}, {"x": 2})
     assert cell._state("x", model, app) == (state, WAITS)

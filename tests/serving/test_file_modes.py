@@ -61,7 +61,7 @@ def test_folders_that_are_there_keep_their_mode(tmp_path: Path) -> None:
 
 def test_a_cells_state_and_batches(tmp_path: Path) -> None:
     store = Store(str(tmp_path / "cells"), "test")
-    store.write(1, CellState(cell="test", relay_key="secret"))
+    store.write(1, CellState(cell="test"))
     batches = Storage(str(tmp_path / "batches"))
     batches.create(batches.path("owner", "id", "end.json"), {"a": 1})
     for folder in ("cells", "batches"):

@@ -53,8 +53,7 @@ def some_pictures(keys: Any = None) -> FastAPI:
 
 def a_cell(keys: Any = None) -> FastAPI:
     front: Any = SimpleNamespace(view=SimpleNamespace(entries={NASTY: {"state": "LOADED"}}))
-    relay: Any = SimpleNamespace()
-    return cell("test", front, relay, keys or {})
+    return cell("test", front, keys or {})
 
 
 def browser(app: FastAPI, root_path: str = "") -> TestClient:

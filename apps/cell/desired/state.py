@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 FORMAT: Literal[1] = 1
 """Increased when an older Podslice could misread what this one writes."""
@@ -49,12 +49,16 @@ class CellState(BaseModel):
     cell: str
     admin_acl: str | None = None
     """The cell's admins as a client set them; None: as in the config."""
-    relay_key: str
-    """Key that the front sends to the models' replicas, which refuse all other requests when the cell has keys."""
     published: int = 0
     """Models and adapters published so far; the next one's `order`."""
     models: dict[str, Published] = Field(default_factory=dict)
     """By full name, /sax/CELL/MODEL."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_relay_key(cls, data: Any) -> Any:
+        """States written before engines had a wire of their own have one."""
+        return {name: value for name, value in data.items() if name != "relay_key"} if isinstance(data, dict) else data
 
     @property
     def names(self) -> dict[str, Published]:

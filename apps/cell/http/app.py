@@ -10,7 +10,6 @@ from starlette.responses import JSONResponse, Response
 from apps.cell.errors import CellError, NotPublished
 from apps.cell.http.dispatcher import Dispatcher, Front
 from apps.cell.http.openai import openai_router
-from apps.cell.http.relay import Relay
 from apps.cell.http.saxml import saxml_router
 from apps.serving.ingress.api_keys import RequireKey, principal_of
 from apps.serving.ingress.application import HeadAsGet, PanicsAreErrors, unknown_path
@@ -32,7 +31,6 @@ def spoken(scope: Mapping[str, Any], error: OpenAIError) -> Response:
 def http_app(
     cell: str,
     front: Front,
-    relay: Relay,
     keys: Mapping[bytes, str],
     for_this_machine: bool = False,
     origins: Collection[str] = (),
@@ -43,7 +41,7 @@ def http_app(
         for_this_machine: refuse what pages of other sites send through a browser on this machine.
         origins: other sites that may.
     """
-    dispatcher = Dispatcher(cell, front, relay)
+    dispatcher = Dispatcher(cell, front)
     about = "Models published at run time on Cloud TPU slices."
     app = FastAPI(title="Podslice cell", description=about, docs_url=None, redoc_url=None)
     app.include_router(saxml_router(cell, front, dispatcher), tags=["Saxml"])

@@ -1,4 +1,4 @@
-"""Finds a request's model, checks its caller, and relays it."""
+"""Finds a request's model, checks its caller, and has the model answer."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,13 +6,18 @@ from typing import Any, Protocol
 
 from fastapi import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from apps.cell.calls import AnswerT, Call, Entry
 from apps.cell.desired import acl
 from apps.cell.errors import CellError, NotAllowed, NotPublished, Unavailable
-from apps.cell.http.relay import Relay
 from apps.cell.names import split
 from apps.serving.ingress.api_keys import principal_of
+from ray_configs.llm import LLMConfig
+
+CARRIED = frozenset({"type", "asgi", "http_version", "method", "scheme", "query_string", "client", "server", "headers"})
+"""What of a request's scope its model's application gets, besides the project's own."""
+REPLACED = frozenset({b"content-length", b"transfer-encoding", b"authorization", b"x-api-key"})
 
 
 @dataclass(frozen=True)
@@ -23,9 +28,8 @@ class View:
     """The answer of GET /cell, without the models."""
     entries: dict[str, Entry]
     """By full name: the answer of GET /listcell."""
-    routes: dict[str, str]
-    """Path prefix of each model's own application."""
-    relay_key: str | None
+    configs: dict[str, LLMConfig]
+    """What each model's engines are started with, by its full name."""
 
 
 class Front(Protocol):
@@ -40,12 +44,15 @@ class Front(Protocol):
     async def ask(self, call: Call[AnswerT]) -> AnswerT:
         """Call the admin. Raises CellError; Unavailable while the admin starts."""
 
+    async def app(self, model: str) -> ASGIApp:
+        """The application of a published model. Raises Unavailable while there is none."""
+
 
 class Dispatcher:
-    """Finds the published model of a request, checks that the caller may use it, and relays the request."""
+    """Finds the published model of a request, checks that the caller may use it, and has it answer."""
 
-    def __init__(self, cell: str, front: Front, relay: Relay):
-        self._cell, self._front, self._relay = cell, front, relay
+    def __init__(self, cell: str, front: Front):
+        self._cell, self._front = cell, front
 
     async def full_name(self, model: str | None) -> str:
         """The full name of `m`, of `/sax/test/m` or, if only one model is published, of None. Raises CellError.
@@ -70,7 +77,7 @@ class Dispatcher:
         return next((name for name in (model, f"/sax/{self._cell}/{model}") if name in entries), None)
 
     async def call(self, request: Request, model: str, method: str, path: str, body: bytes) -> Response:
-        """Relay a request; returns the model's answer. Raises NotAllowed, or Unavailable while no replica is loaded."""
+        """The model's answer. Raises NotAllowed, or Unavailable while no replica is loaded."""
         view = self.view()
         if view.entries[model]["active_replicas"] == 0:
             await self._front.look()  # it may have been loaded a moment ago, or unpublished
@@ -81,16 +88,42 @@ class Dispatcher:
         principal = principal_of(request.scope)
         if not acl.allows(entry["acls"].get(method, ""), principal):
             raise NotAllowed(f"{principal} may not call {method} of {model}")
-        refused = bool(split(model)[1]) and entry["state"] == "FAILED"  # an adapter: its model's replicas say why
-        if entry["active_replicas"] == 0 and not refused:
+        if entry["active_replicas"] == 0 and split(model)[1] and entry["state"] == "FAILED":
+            raise NotPublished(f"The adapter {model!r} was not loaded: {entry['reason']}")
+        if entry["active_replicas"] == 0:
             why = f": {entry['reason']}" if entry["reason"] else ""
             raise Unavailable(f"{model} is {entry['state'].lower().replace('_', ' ')}{why}", retry_after_s=5)
-        return await self._relay.send(view.routes[model], path, request.headers, body, view.relay_key, principal)
+        return Answered(await self._front.app(split(model)[0]), path, body)
 
     def view(self) -> View:
         if self._front.view is None:
             raise Unavailable("the cell is starting; try again", retry_after_s=2)
         return self._front.view
+
+
+class Answered(Response):
+    """The answer of a model's own application to a request that the front has let in.
+
+    Args:
+        app: of the model. It finds the caller's principal in the scope.
+        body: the request's, which the front has read.
+    """
+
+    def __init__(self, app: ASGIApp, path: str, body: bytes):
+        super().__init__()
+        self._app, self._path, self._sent = app, path, body
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        unread: list[Message] = [{"type": "http.request", "body": self._sent, "more_body": False}]
+
+        async def again() -> Message:
+            return unread.pop() if unread else await receive()
+
+        carried = {name: scope[name] for name in scope if name in CARRIED or name.startswith("podslice.")}
+        headers = [(name, value) for name, value in scope["headers"] if name not in REPLACED]
+        headers.append((b"content-length", b"%d" % len(self._sent)))
+        own = {"path": self._path, "raw_path": self._path.encode(), "root_path": "", "headers": headers}
+        await self._app(carried | own, again, send)
 
 
 def streamed(body: Mapping[str, Any]) -> bool:

@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from apps.cell.calls import Entry
 from apps.cell.http.dispatcher import Dispatcher, streamed
-from apps.cell.http.saxml import RELAYED
+from apps.cell.http.saxml import OF_A_MODEL
 from apps.serving.ingress.bodies import BodyTooLarge
 from apps.serving.ingress.dialects.anthropic_errors import PATHS
 from apps.serving.ingress.dialects.openai_errors import OpenAIError
@@ -27,7 +27,7 @@ METHODS = {
 
 
 def openai_router(dispatcher: Dispatcher) -> APIRouter:
-    """The dialects' routes. Only `model` and `stream` are read here; the models' own applications read the rest."""
+    """The dialects' routes. Only `model` and `stream` are read here; the models themselves read the rest."""
     router = APIRouter()
 
     @router.get("/v1/models", tags=["OpenAI"])
@@ -44,14 +44,14 @@ def openai_router(dispatcher: Dispatcher) -> APIRouter:
                 return _card(entries[known])
         return _card(entries[await dispatcher.full_name(name)])
 
-    @router.post("/v1/completions", openapi_extra=RELAYED, responses=STREAMED, tags=["OpenAI"])
-    @router.post("/v1/chat/completions", openapi_extra=RELAYED, responses=STREAMED, tags=["OpenAI"])
-    @router.post("/v1/responses", openapi_extra=RELAYED, responses=STREAMED, tags=["OpenAI"])
-    @router.post("/v1/embeddings", openapi_extra=RELAYED, tags=["OpenAI"])
-    @router.post(PATHS, openapi_extra=RELAYED, responses=STREAMED, tags=["Anthropic"])
-    @router.post(COUNT, openapi_extra=RELAYED, tags=["Anthropic"])
+    @router.post("/v1/completions", openapi_extra=OF_A_MODEL, responses=STREAMED, tags=["OpenAI"])
+    @router.post("/v1/chat/completions", openapi_extra=OF_A_MODEL, responses=STREAMED, tags=["OpenAI"])
+    @router.post("/v1/responses", openapi_extra=OF_A_MODEL, responses=STREAMED, tags=["OpenAI"])
+    @router.post("/v1/embeddings", openapi_extra=OF_A_MODEL, tags=["OpenAI"])
+    @router.post(PATHS, openapi_extra=OF_A_MODEL, responses=STREAMED, tags=["Anthropic"])
+    @router.post(COUNT, openapi_extra=OF_A_MODEL, tags=["Anthropic"])
     async def call(request: Request) -> Response:
-        """Relayed to the published model's own application."""
+        """Answered by the published model."""
         path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
         try:
             data = await read_json(request)

@@ -30,7 +30,7 @@ from apps.serving.ingress.open_requests import stopping
 from apps.serving.ingress.openapi import STREAMED, json_object, query
 
 WATCH_S = 0.5
-RELAYED = json_object(calls.RELAYED, closed=False)
+OF_A_MODEL = json_object(calls.OF_A_MODEL, closed=False)
 EVENTS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
 
 
@@ -122,15 +122,15 @@ def _add_cell(router: APIRouter, front: Front, dispatcher: Dispatcher) -> None:
 def _add_methods(router: APIRouter, cell: str, dispatcher: Dispatcher) -> None:
     """What a published model answers."""
 
-    @router.post("/generate", openapi_extra=RELAYED, responses=STREAMED)
+    @router.post("/generate", openapi_extra=OF_A_MODEL, responses=STREAMED)
     async def generate(request: Request) -> Response:
-        """Relayed to the published model, with Saxml's body or JetStream's."""
+        """Answered by the published model; Saxml's body or JetStream's."""
         body = await _body(request)
         return await _call(request, body, "lm.generate_stream" if streamed(body) else "lm.generate", "/generate")
 
-    @router.post("/score", openapi_extra=RELAYED)
+    @router.post("/score", openapi_extra=OF_A_MODEL)
     async def score(request: Request) -> Response:
-        """Relayed to the published model: log probabilities of suffixes."""
+        """Answered by the published model: log probabilities of suffixes."""
         return await _call(request, await _body(request), "lm.score", "/score")
 
     async def _call(request: Request, body: dict[str, Any], method: str, path: str) -> Response:

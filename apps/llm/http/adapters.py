@@ -35,12 +35,6 @@ def named(model: TextModel, name: str | None) -> TextModel:
         return model
     adapter = model.adapter_named(name)
     if adapter is None:
-        expected, refusal = model.absence(name)
-        if refusal:
-            raise OpenAIError(404, f"The adapter '{name}' was not loaded: {refusal}", "model", "model_not_found")
-        if expected:
-            message = f"The adapter '{name}' is being loaded; try again."
-            raise OpenAIError(503, message, "model", "model_not_ready", retry_after_s=1)
         served = ", ".join([model.name, *(card["id"] for card in model.cards()[1:])])
         message = f"The model '{name}' does not exist. Served here: {served}."
         raise OpenAIError(404, message, "model", "model_not_found")

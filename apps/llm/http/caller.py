@@ -3,7 +3,7 @@
 from typing import Any
 
 from apps.llm.api import ANYONE, CALLER, Caller
-from apps.serving.ingress.api_keys import CALLER_HEADER, RELAY, Asgi, principal_of
+from apps.serving.ingress.api_keys import Asgi, principal_of
 
 
 class NamedCaller:
@@ -24,10 +24,8 @@ class NamedCaller:
 
 
 def caller_of(scope: dict[str, Any]) -> Caller:
-    """The caller: the principal of the request's key, or the one that a cell's front relays, or else the IP address."""
+    """The caller: the principal of the request's key, or else the IP address."""
     principal = principal_of(scope)
-    if principal == RELAY:
-        principal = dict(scope["headers"]).get(CALLER_HEADER.encode(), b"").decode("latin-1") or None
     if principal is not None:
         return Caller(principal)
     client = scope.get("client")

@@ -5,14 +5,13 @@ import copy
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from apps.llm.api import CALLER, EngineStats, Pool, QueueFull
-from apps.llm.served.held_adapters import HeldAdapters
 from apps.llm.served.metrics import LanguageMetrics, exposition
 from apps.llm.served.text_stream import TextStream
 from apps.llm.served.texts import RequestTexts
@@ -22,7 +21,6 @@ from apps.llm.text.tokenizer.limits import check_copies, check_suffixes
 from apps.llm.text_api import Output, PromptToken, SamplingParams
 from apps.serving.model_roots import HUB, is_hub_id, permitted
 from apps.serving.stuck import StuckWatch
-from ray_configs.llm import AdapterSource
 
 if TYPE_CHECKING:
     from apps.llm.text import Engine
@@ -60,7 +58,6 @@ class TextModel:
         self.texts = RequestTexts(engine)
         """Tokenizes what requests send."""
         self._adapter: str | None = None
-        self._held = HeldAdapters(engine)
         self._metrics = metrics(name, engine.callers)
         self.tracing = tracing(name)
         """Makes the spans of requests; None if they are not traced."""
@@ -94,18 +91,6 @@ class TextModel:
     async def unload_adapter(self, name: str) -> None:
         """See `Engine.unload_adapter`. Returns when its requests have ended."""
         await asyncio.to_thread(self._engine.unload_adapter, name)
-
-    async def hold_adapters(self, published: Mapping[str, AdapterSource]) -> None:
-        """Load and unload adapters until these are left, and those of the config. What is refused is logged."""
-        await self._held.hold(published)
-
-    def held_adapters(self) -> dict[str, tuple[AdapterSource, str]]:
-        """The adapters that are loaded, and those that were refused: where each is, and why it was refused."""
-        return self._held.all()
-
-    def absence(self, name: str) -> tuple[bool, str | None]:
-        """Of an adapter that is not loaded: whether it should be, and if it was refused, why."""
-        return self._held.absence(self._own(name))
 
     async def submit(self, params: SamplingParams, *prompts: str | Sequence[int]) -> "TextStream":
         """The answers to one prompt or several; one that is refused takes the others with it."""
@@ -270,6 +255,11 @@ class TextModel:
 
     def report(self) -> dict[str, Any]:
         return asdict(self.stats())
+
+    @property
+    def busy(self) -> bool:
+        """Whether requests are open."""
+        return self._engine.busy
 
     def check(self) -> None:
         """Raises EngineStopped if the engine cannot answer."""

@@ -14,17 +14,12 @@ from typing import Any
 from starlette.responses import Response
 
 OPEN_PATHS = frozenset({"/", "/health", "/healthz", "/healthcheck", "/metrics"})
-"""Paths for probes and scrapers, which send no key: health, and a replica's load. An application that a cell's front
-relays to has none: only the front reaches it."""
+"""Paths for probes and scrapers, which send no key: health, and a replica's load."""
 VARIABLE = "PODSLICE_API_KEYS"
 DEFAULT_PRINCIPAL = "default"
 """Principal of a key without a name."""
 SCOPE_PRINCIPAL = "podslice.principal"
 """Key of the caller's principal in an ASGI scope; absent if no keys are required."""
-RELAY = "/cell"
-"""Principal of a cell's fronts at the models' applications. No configured key can have this name."""
-CALLER_HEADER = "x-podslice-caller"
-"""Header in which a cell's front names the caller it relays for. Ignored from anyone else."""
 
 _NAMED = re.compile(r"([a-z][a-z0-9_-]*)=(.*)", re.DOTALL)
 
@@ -94,7 +89,6 @@ class RequireKey:
 
     def __init__(self, app: Asgi, principals: Principals, refused: Callable[[dict[str, Any], str], Response]):
         self._app, self._principals, self._refused = app, principals, refused
-        self._open = frozenset[str]() if RELAY in principals.values() else OPEN_PATHS
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] == "websocket":  # no application has any; a refusal needs no key
@@ -104,7 +98,7 @@ class RequireKey:
             caller = principal(scope, self._principals)
             if caller is not None:
                 scope = scope | {SCOPE_PRINCIPAL: caller}
-            elif scope["path"].removeprefix(scope.get("root_path", "")) not in self._open:
+            elif scope["path"].removeprefix(scope.get("root_path", "")) not in OPEN_PATHS:
                 problem = (
                     "Incorrect API key given."
                     if _keys(scope)

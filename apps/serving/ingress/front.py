@@ -10,7 +10,6 @@ holds no place of a replica, and does not make Serve start one.
 """
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import Iterable
@@ -18,7 +17,7 @@ from dataclasses import dataclass
 
 from starlette.middleware import Middleware
 from starlette.responses import JSONResponse, Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from apps.serving import private_ray
 from apps.serving.ingress.api_keys import (
@@ -101,10 +100,7 @@ class ProxyFront:
             return
         root = scope.get("root_path", "")
         path = scope["path"].removeprefix(root)
-        if path == "/-/routes":
-            await _without_models_of_cells(self._app, scope, receive, send)
-            return
-        if path == "/-/healthz":
+        if path in ("/-/routes", "/-/healthz"):
             await self._app(scope, receive, send)
             return
         try:
@@ -148,24 +144,6 @@ class ProxyFront:
         self._looked = time.monotonic()
 
 
-async def _without_models_of_cells(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-    """Serve's list of routes, without those of published models, which the cell's front alone may use."""
-    messages: list[Message] = []
-
-    async def keep(message: Message) -> None:
-        messages.append(message)
-
-    await app(scope, receive, keep)
-    try:
-        listed = json.loads(b"".join(message.get("body", b"") for message in messages))
-        shown = {route: name for route, name in listed.items() if not name.startswith("sax.")}
-    except (ValueError, AttributeError):  # Serve has no routes yet, and says so in words
-        for message in messages:
-            await send(message)
-        return
-    await JSONResponse(shown, messages[0]["status"])(scope, receive, send)
-
-
 def deployed_now() -> list[Route]:
     """The project's applications that Serve has, longest route first. Blocks for some milliseconds."""
     details = private_ray.applications()
@@ -180,9 +158,10 @@ def deployed_now() -> list[Route]:
 
 
 def _keys(ingress: private_ray.Ingress) -> Principals:
-    """The keys that the application was bound to; unless they are not its own, the environment's too."""
-    bound = next((argument for argument in ingress.arguments if isinstance(argument, dict)), OPEN)
-    return principals_from_environment(bound) if ingress.named_arguments.get("own_keys", True) else bound
+    """The keys that the application was bound to, and the environment's."""
+    return principals_from_environment(
+        next((argument for argument in ingress.arguments if isinstance(argument, dict)), OPEN)
+    )
 
 
 def _matching(path: str, deployed: Iterable[Route]) -> Route | None:

@@ -28,10 +28,6 @@ MOST_CONNECTIONS = 16_384
 SPARE_FILES = 200
 """Files that HAProxy opens besides two for each connection."""
 MARK = "# Edited by Podslice"
-LISTED = r"^(    http-request return status \d+ content-type \S+ string \")(.*)(\" if routes)$"
-"""Serve's answer to /-/routes: {"/prefix": "application", ...}, its quotes escaped."""
-OF_A_CELL = r',?\\"[^"\\]*\\":\\"sax\.[^"\\]*\\"'
-"""The entry of a model that a cell has published, which its front alone may use."""
 
 
 class Edit(NamedTuple):
@@ -72,8 +68,6 @@ ERRORS = {
 STARTING = error("The service is starting; try again.", "api_error", "service_unavailable")
 NOWHERE = error("There is nothing at this path.", "invalid_request_error", "not_found")
 RETRY = "hdr Retry-After 1"
-UNROUTED = "hdr x-podslice-unrouted 1"
-"""A header that tells this 404 from one of an application."""
 
 
 def edits(config: str, environment: Mapping[str, str], most_files: int) -> list[Edit]:
@@ -98,10 +92,8 @@ def edits(config: str, environment: Mapping[str, str], most_files: int) -> list[
 """
     # Without routes, nothing has been deployed, or this proxy has just been restarted and does not know them yet.
     routed = re.search(r"^    use_backend ", config, re.MULTILINE)
-    status, body, header = (404, NOWHERE, UNROUTED) if routed else (503, STARTING, RETRY)
-    listed = re.search(LISTED, config, re.MULTILINE)
-    routes = "" if listed is None else re.sub(OF_A_CELL, "", listed[2]).replace("{,", "{").replace("\\", r"\\")
-    answer = f"http-request return status {status} content-type application/json string {quoted(body)} {header}"
+    status, body, header = (404, NOWHERE, "") if routed else (503, STARTING, f" {RETRY}")
+    answer = f"http-request return status {status} content-type application/json string {quoted(body)}{header}"
     return [
         Edit("the admin socket is the user's own", r"^(    stats socket \S+ mode) 666 ", r"\1 600 "),
         # Without `no strict-limits`, HAProxy does not start if it cannot have a file for every connection it may get.
@@ -115,7 +107,6 @@ def edits(config: str, environment: Mapping[str, str], most_files: int) -> list[
         Edit("statistics stay on this host", r"^(listen stats\n  bind) \S*:(\d+)$", rf"\1 {host}:\2"),
         Edit("connections by address", r"^(frontend http_frontend\n    bind .*\n)", rf"\1{share}"),
         *_over_ipv6(config),
-        Edit("routes name no published model", LISTED, rf"\1{routes}\3"),
         Edit(
             "503 instead of 404 until there are routes",
             r"^(backend default_backend\n)    http-request return status 404 .*$",

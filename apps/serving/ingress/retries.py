@@ -13,7 +13,7 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from apps.serving.ingress.api_keys import CALLER_HEADER, principal_of
+from apps.serving.ingress.api_keys import principal_of
 from apps.serving.ingress.bodies import BodyRefused, with_body
 from apps.serving.ingress.dialects.openai_errors import OpenAIError, from_unread
 
@@ -221,8 +221,7 @@ def _named(scope: Scope) -> tuple[str, Name] | None:
             principal = principal_of(scope)
             client = scope.get("client") or ("",)
             who = f"key {principal}" if principal is not None else f"address {client[0]}"
-            relayed = headers.get(CALLER_HEADER.encode(), "")
-            return header, (who, relayed, scope["path"], scope["query_string"].decode("latin-1"), header, said)
+            return header, (who, scope["path"], scope["query_string"].decode("latin-1"), header, said)
     return None
 
 

@@ -80,7 +80,7 @@ def test_a_full_disk_stops_no_reconciling_and_is_told_once(
     before = admin.state
     failures = Failures(clock)
     monkeypatch.setattr("apps.cell.rounds.time.monotonic", clock)
-    rounds = Rounds(admin.renew, CellReconciler(CellConfig(), admin, apps, False, failures).reconcile, failures)  # type: ignore[arg-type]
+    rounds = Rounds(admin.renew, CellReconciler(CellConfig(), admin, apps, failures).reconcile, failures)  # type: ignore[arg-type]
     with full_disk():
         for _ in range(5):
             clock.now += RENEW_S
@@ -133,7 +133,7 @@ def test_what_serve_refuses_of_one_model_leaves_the_others(tmp_path: Path, lines
     admin.open()
     for name in ("a", "bad", "c"):
         admin.publish(None, MODEL | {"model": f"/sax/test/{name}"})
-    cell = CellReconciler(CellConfig(), admin, apps, False)  # type: ignore[arg-type]
+    cell = CellReconciler(CellConfig(), admin, apps)  # type: ignore[arg-type]
     for _ in range(3):
         cell.reconcile()
     assert apps.deployed == ["/sax/test/a", "/sax/test/c"] * 3

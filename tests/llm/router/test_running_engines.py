@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from apps.llm.api import EngineStopped
-from apps.llm.routed import LOOK_S, RunningEngines
 from apps.llm.router.fleet import Fleet
 from apps.llm.router.wire.messages import Endpoint
 from apps.llm.router.wire.served import ServedEngine
+from apps.llm.running_engines import LOOK_S, RunningEngines
 from apps.llm.text import Engine
 from tests.llm.engine.asking import ids, read, settled
 from tests.llm.engine.schedule.test_resume import PROMPT, params_of

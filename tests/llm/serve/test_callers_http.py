@@ -10,9 +10,8 @@ import ray.serve.metrics
 
 from apps.llm.api import CallerStats
 from apps.llm.http.app import http_app
-from apps.llm.http.caller import caller_of
 from apps.llm.served.metrics import CallerMetrics
-from apps.serving.ingress.api_keys import RELAY, SCOPE_PRINCIPAL, principals
+from apps.serving.ingress.api_keys import principals
 from tests.llm.serve.serving import MODEL, local_server, wait_until
 
 KEYS = principals(["alice=key-a", "bob=key-b", "key-c"])
@@ -92,18 +91,6 @@ def test_each_address_is_a_caller(server):
         return await asyncio.gather(ask("10.0.0.1"), ask("10.0.0.2"))
 
     assert asyncio.run(both()) == [200, 200]
-
-
-def test_a_cells_front_says_for_whom_it_asks_and_nobody_else_may():
-    def named(principal: str | None) -> tuple[str, str]:
-        scope: dict[str, Any] = {"headers": [(b"x-podslice-caller", b"alice")], "client": ("10.0.0.7", 1)}
-        caller = caller_of(scope | ({SCOPE_PRINCIPAL: principal} if principal else {}))
-        return caller.name, caller.address
-
-    assert named(RELAY) == ("alice", "")
-    assert named("bob") == ("bob", "")
-    assert named(None) == ("anonymous", "10.0.0.7")
-    assert caller_of({"headers": [(b"x-podslice-caller", b"")], "client": None, SCOPE_PRINCIPAL: RELAY}).address == ""
 
 
 def test_metrics_are_by_name(monkeypatch):

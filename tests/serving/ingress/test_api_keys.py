@@ -9,7 +9,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from apps.serving.ingress.api_keys import (
-    RELAY,
     SCOPE_PRINCIPAL,
     RequireKey,
     digest,
@@ -133,17 +132,6 @@ def test_only_the_probes_own_paths_are_open(path: str, root: str) -> None:
 
     asyncio.run(call())
     assert statuses[0] == 401
-
-
-def test_an_application_behind_a_front_has_no_open_paths() -> None:
-    guarded = RequireKey(whoami, {digest("relay"): RELAY}, lambda scope, message: PlainTextResponse(message, 401))
-
-    async def call(headers: dict[str, str]) -> int:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(guarded), base_url="http://test") as client:
-            return (await client.get("/health", headers=headers)).status_code
-
-    assert asyncio.run(call({})) == 401
-    assert asyncio.run(call({"Authorization": "Bearer relay"})) == 200
 
 
 def test_a_web_socket_is_closed() -> None:

@@ -11,10 +11,9 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from starlette.responses import JSONResponse, PlainTextResponse
 
 from apps.serving.ingress import bodies, front
-from apps.serving.ingress.api_keys import RELAY, digest
+from apps.serving.ingress.api_keys import digest
 from apps.serving.ingress.front import ProxyFront, ReplicaFront, Route
 from tests.http_servers import served
 
@@ -108,7 +107,6 @@ def test_an_application_of_someone_else_is_left_alone(app: Counted, monkeypatch:
 
 ASLEEP = Route("/asleep", KEYS, replicas=0, wanted=0)
 APPLICATIONS = [
-    Route("/sax/test/m", {digest("relay"): RELAY}, 0, 0),
     Route("/starting", KEYS, 0, 1),
     ASLEEP,
     Route("/open", {}, 0, 0),
@@ -135,14 +133,6 @@ def test_no_key_no_replica(proxy: httpx.Client, app: Counted, path: str, headers
 def test_refusals_are_written_as_the_dialect_has_them(proxy: httpx.Client) -> None:
     assert proxy.post("/asleep/v1/completions").json()["error"]["code"] == "invalid_api_key"
     assert proxy.post("/asleep/v1/messages").json()["type"] == "error"
-
-
-def test_a_cells_models_are_woken_by_its_front_alone(proxy: httpx.Client, app: Counted) -> None:
-    for path in ("/sax/test/m/v1/completions", "/sax/test/m/health"):
-        assert proxy.post(path, headers=BEARER).status_code == 401
-    assert app.reached == []
-    relay = {"Authorization": "Bearer relay"}
-    assert proxy.post("/sax/test/m/v1/completions", headers=relay).status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/", "/health", "/healthz", "/metrics"])
@@ -195,22 +185,3 @@ def test_without_serves_answer_clients_try_again(app: Counted, monkeypatch: pyte
         reply = httpx.get(f"{url}/asleep/x")
         assert reply.status_code == 503 and reply.headers["retry-after"] and app.reached == []
         assert httpx.get(f"{url}/asleep/x").status_code == 401
-
-
-@pytest.mark.parametrize(
-    ("listed", "shown"),
-    [
-        ({"/": "cell", "/sax/test/demo": "sax.test.demo"}, {"/": "cell"}),
-        ({"/s": "saxophone", "/sax": "llm"}, {"/s": "saxophone", "/sax": "llm"}),
-        ({}, {}),
-        ("Route table is not populated yet.", None),
-    ],
-)
-def test_pythons_proxy_names_no_published_model(listed: Any, shown: Any) -> None:
-    async def serves(scope: Any, receive: Any, send: Any) -> None:
-        answer = PlainTextResponse(listed, 503) if shown is None else JSONResponse(listed)
-        await answer(scope, receive, send)
-
-    with served(ProxyFront(serves)) as url:
-        reply = httpx.get(f"{url}/-/routes")
-    assert (reply.text, reply.status_code) == (listed, 503) if shown is None else reply.json() == shown
