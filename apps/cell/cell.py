@@ -38,8 +38,6 @@ class LastRound:
     models: dict[str, Published] = field(default_factory=dict)
     apps: dict[str, ServeApp] = field(default_factory=dict)
     assigned: dict[str, int] = field(default_factory=dict)
-    configs: dict[str, LLMConfig] = field(default_factory=dict)
-    """By model that can be served: what its engines are started with."""
     unservable: dict[str, str] = field(default_factory=dict)
     """By model: why this version and config of the cell cannot serve it, though it is published."""
 
@@ -67,7 +65,7 @@ class CellReconciler:
         servable, unservable = self._servable(models)
         placed = {name: apps[name].wanted for name in servable if name in apps and apps[name].status != "DELETING"}
         assigned = assign({name: models[name] for name in servable}, self.slices, placed)
-        self.seen = LastRound(models, apps, assigned, servable, unservable)
+        self.seen = LastRound(models, apps, assigned, unservable)
         self._note_failures(apps)
         spare = None if self.slices is None else self.slices - sum(assigned.values())
         targets = {

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from apps.cell.desired.state import Published
-from ray_configs.llm import AdapterSource
+from ray_configs.llm import AdapterSource, LLMConfig
 
 FIRST_RETRY_S, LAST_RETRY_S = 15.0, 600.0
 
@@ -39,6 +39,8 @@ class ServeApp:
     """As the cell deployed it; see Target."""
     adapter_refusals: Mapping[str, str] = field(default_factory=dict)
     """Why its replicas refused an adapter; "" for one that all of them have loaded. Others are on their way."""
+    config: LLMConfig | None = None
+    """What its engines are started with."""
 
     @property
     def active(self) -> int:

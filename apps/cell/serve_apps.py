@@ -35,9 +35,9 @@ class ServeApps:
 
     def observe(self) -> dict[str, ServeApp]:
         """The cell's applications, by the names of their models."""
-        applications, versions = private_ray.applications(), private_ray.versions()
+        applications, given = private_ray.applications(), private_ray.given()
         apps = {
-            name: _app(app, versions.get(name, ""))
+            name: _app(app, given.get(name, private_ray.Given("", ())))
             for name, app in applications.items()
             if name.startswith(f"sax.{self._cell}.")
         }
@@ -113,10 +113,10 @@ def config_digest(config: LLMConfig) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _app(app: Mapping[str, Any], version: str) -> ServeApp:
+def _app(app: Mapping[str, Any], given: private_ray.Given) -> ServeApp:
     deployment = next(iter(app["deployments"].values()), None)
     if deployment is None:
-        return ServeApp(app["status"], app["message"], version, 0, 0, ())
+        return ServeApp(app["status"], app["message"], given.version, 0, 0, ())
     replicas = tuple(
         ReplicaStatus(each["replica_id"], each["state"], each.get("node_id") or "", each.get("node_ip") or "")
         for each in deployment["replicas"]
@@ -125,4 +125,5 @@ def _app(app: Mapping[str, Any], version: str) -> ServeApp:
     surge, user_config = settings.get("max_surge_percent", 0), settings.get("user_config") or {}
     message = app["message"] or deployment["message"]
     wanted, adapters = deployment["target_num_replicas"], user_config.get("adapters", {})
-    return ServeApp(app["status"], message, version, wanted, surge, replicas, adapters)
+    config = next((argument for argument in given.arguments if isinstance(argument, LLMConfig)), None)
+    return ServeApp(app["status"], message, given.version, wanted, surge, replicas, adapters, config=config)

@@ -163,7 +163,8 @@ class CellAdmin:
             },
             "unloading": self._cell.unloading(),
         }
-        configs = {name: config for name, config in self._cell.seen.configs.items() if name in models}
+        running = self._cell.seen.apps.items()
+        configs = {name: app.config for name, app in running if app.config is not None and name in models}
         return View(cell, entries, configs)
 
     async def check_health(self) -> None:

@@ -55,6 +55,7 @@ class RunningEngines:
         self._fleet: Fleet | None = None
         self._remotes: dict[str, RemoteEngine] = {}  # by their addresses
         self._left = set[str]()  # addresses of those that are stopped
+        self._unknown = ""  # why nothing is known of them, as it was logged
         self._asking: threading.Thread | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._look_on, name="podslice-engines", daemon=True)
@@ -149,8 +150,11 @@ class RunningEngines:
         try:
             asked = self._handle.broadcast("endpoint").results(timeout_s=ANSWER_S, return_exceptions=True)
         except Exception as error:  # Serve itself, or all of them, take too long
-            log.warning("engines do not say where they are: %s", error)
+            if self._unknown != (unknown := str(error)):
+                log.warning("engines do not say where they are: %s", unknown)
+            self._unknown = unknown
             return None
+        self._unknown = ""
         answered = [endpoint for endpoint in asked if isinstance(endpoint, Endpoint)]
         return answered if len(answered) == len(asked) else None
 

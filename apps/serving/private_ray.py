@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 import ray
@@ -100,11 +100,21 @@ def applications() -> dict[str, Any]:
     return _serve().get_serve_details()["applications"]
 
 
-def versions() -> dict[str, str]:
-    """The version that each application's deployment was given, which Serve's status lacks."""
+class Given(NamedTuple):
+    """What a deployment was given, which Serve's status lacks."""
+
+    version: str
+    arguments: tuple[Any, ...]
+    """What it was bound to."""
+
+
+def given() -> dict[str, Given]:
+    """What each application's deployment was given; its last one's, where it has several."""
     controller = _serve()._controller
     infos = ray.get(controller.list_deployments_internal.remote(), timeout=CALL_S)
-    return {id.app_name: info.version or "" for id, (info, _) in infos.items()}
+    return {
+        id.app_name: Given(info.version or "", tuple(info.replica_config.init_args)) for id, (info, _) in infos.items()
+    }
 
 
 @dataclass(frozen=True)

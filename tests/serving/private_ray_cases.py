@@ -138,7 +138,7 @@ def test_applications_with_versions() -> None:
         serve.run(deployment.bind(), name="echo", route_prefix="/echo")
         application = private_ray.applications()["echo"]
         assert application["status"] == "RUNNING" and application["route_prefix"] == "/echo"
-        assert private_ray.versions() == {"echo": version}
+        assert {name: given.version for name, given in private_ray.given().items()} == {"echo": version}
         replicas = [one["replica_id"] for one in application["deployments"]["Echo"]["replicas"]]
         if version == "one":
             first = replicas
