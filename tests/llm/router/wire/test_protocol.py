@@ -1,6 +1,10 @@
 """What one side does when the other one errs, is slow, or is somebody else."""
 
+import os
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -17,7 +21,7 @@ from apps.llm.engine.engine import JaxEngine
 from apps.llm.router.wire import hub, messages, sockets
 from apps.llm.router.wire.errors import received_error, sent_error
 from apps.llm.router.wire.messages import Endpoint, Hello
-from apps.llm.router.wire.patience import Patience
+from apps.llm.router.wire.patience import Patience, core_waited
 from apps.llm.router.wire.remote import RemoteEngine
 from apps.llm.router.wire.served import ServedEngine
 from tests.llm.router.wire.asking import Connected, Reader, ask, request, start, until
@@ -281,6 +285,36 @@ def test_patience() -> None:
         patience.look(0.02)
         patience.look(0.0)
     assert patience.look(0.0) == 1.0
+
+
+def test_a_step_that_waits_for_a_core_is_not_stuck() -> None:
+    waited = [7.0]
+    patience = Patience(lambda: waited[0])
+    patience.outputs = 20
+    assert patience.look(0.9) == 1.0
+    waited[0] += 2.5
+    assert patience.look(1.4) == 3.5
+    assert patience.look(3.6) == 3.5, "it is stuck, whatever came before"
+    patience = Patience(lambda: waited[0])
+    patience.outputs = 20
+    assert [patience.look(seconds) for seconds in (0.6, 0.0, 0.7)] == [1.0, 6.0, 6.0], "each step by itself"
+
+
+def test_what_a_process_waits_for_a_core() -> None:
+    """The oracle: more processes that compute than there are cores, each of which has to wait for its turns."""
+    script = """import time
+from apps.llm.router.wire.patience import core_waited
+before, began = core_waited(), time.monotonic()
+while time.monotonic() < began + 1:
+    pass
+print(core_waited() - before)"""
+    cores = len(os.sched_getaffinity(0))
+    run = [subprocess.Popen([sys.executable, "-c", script], stdout=-1, text=True) for _ in range(3 * cores)]
+    waited = [float(process.communicate()[0]) for process in run]
+    assert sum(waited) > len(run) / 4 and max(waited) < 10
+    before = core_waited()
+    time.sleep(0.2)
+    assert core_waited() - before < 10
 
 
 def test_lose_stuck(scripted: tuple[ScriptedEngine, ServedEngine], connect: Connect) -> None:
