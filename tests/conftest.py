@@ -47,7 +47,8 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup make test
 TOGETHER = {
     "the cluster": (
         *("tests/jobs/", "tests/cell/", "tests/clients/test_saxutil_cell", "tests/llm/batch_api/", "tests/llm/serve/"),
-        *("tests/llm/client_libraries/", "tests/llm/slice/", "tests/serving/ingress/test_scaled_to_zero"),
+        *("tests/llm/client_libraries/", "tests/llm/slice/", "tests/llm/router/test_routed"),
+        "tests/serving/ingress/test_scaled_to_zero",
         *("tests/serving/ingress/test_haproxy_dies", "tests/stable_diffusion/serve/"),
     ),
     "whole services": (
