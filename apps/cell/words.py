@@ -65,6 +65,7 @@ class ModelInWords:
         return self.app.done() and self.app.exception() is not None
 
     def _load(self) -> None:
+        """Read it, publish its metrics until it is closed, and let go of what was read."""
         try:
             from apps.llm.http.app import http_app
 
@@ -79,11 +80,14 @@ class ModelInWords:
             if not self._closing.is_set():
                 log.exception("%s cannot be answered for", self.name)
             self.app.set_exception(error)
+            self._engines.close()
             return
         asyncio.run(self._report())
+        if self.limits is not None:
+            self.limits.close()
+        self._model.shutdown()
 
     async def _report(self) -> None:
-        """Publish its metrics until it is closed, in the thread that has loaded it."""
         assert self._model is not None
         reports = asyncio.create_task(self._model.report_forever())
         await asyncio.to_thread(self._closing.wait)
@@ -99,10 +103,6 @@ class ModelInWords:
             time.sleep(LOOK_S)
         self._closing.set()
         self._engines.close()
-        if self.limits is not None:
-            self.limits.close()
-        if self._model is not None:
-            self._model.shutdown()
 
 
 class ModelsInWords:

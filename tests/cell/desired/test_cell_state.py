@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from apps.cell.desired.state import CellState
 from apps.cell.desired.store import LEASE_S, StateError, StateTaken, Store
 from apps.cell.errors import AlreadyTaken, Unavailable
 from apps.serving import files
@@ -171,3 +172,9 @@ def test_a_cell_that_takes_over_nothing_begins_the_state(tmp_path: Path, monkeyp
     admin.renew()
     assert not admin.undecided
     assert admin._version == 1 and opened(str(tmp_path)).state == admin.state
+
+
+def test_a_state_with_a_relay_key_is_read() -> None:
+    """As it was written while fronts sent a key to the models' own HTTP servers."""
+    state = CellState(cell="test", published=3)
+    assert CellState.model_validate(state.model_dump() | {"relay_key": "secret"}) == state
