@@ -25,7 +25,8 @@ log = logging.getLogger("podslice")
 
 LOOK_S = 0.5
 """Time between two looks for engines that have come or gone."""
-ANSWER_S = 10.0
+ANSWER_S = 3.0
+"""One that takes longer is left where it is, and does not keep others from being found."""
 ASK_S = 600
 """How long a call for an engine may wait; there is always one while requests wait for an engine."""
 REPLACED = "the service is being changed, and this process is of before; try again"
@@ -70,7 +71,7 @@ class RunningEngines:
         while first is None:
             if self._closing.is_set():
                 raise EngineStopped("nobody waits for this model any more")
-            own = [endpoint for endpoint in self._running() or () if endpoint.config == self._config]
+            own = [endpoint for endpoint in self._running()[0] if endpoint.config == self._config]
             connected = (self._connected(endpoint) for endpoint in own)
             first = next((remote for remote in connected if remote is not None), None)
             if first is None:
@@ -106,34 +107,38 @@ class RunningEngines:
                 log.exception("looking for engines failed")
 
     def _look(self) -> None:
-        running = self._running()
-        if running is None or self._fleet is None:
+        running, all_told = self._running()
+        if self._fleet is None:
             return
-        if not running and self._fleet.busy:
+        if not self._fleet.members and self._fleet.busy:
             self._ask_for_one()
-        found = self._fitting(running)
+        found = self._fitting(running, all_told)
         addresses = {endpoint.address for endpoint in found}
         for address, remote in list(self._remotes.items()):
             if address not in addresses:
-                self._leaves(remote)
+                if all_told:
+                    self._leaves(remote)
             elif not self._fleet.has(remote):  # given up for an error; begin anew
                 self._remotes.pop(address, None)
                 remote.shutdown()
-        self._left &= addresses
+        if all_told:
+            self._left &= addresses
         for endpoint in found:
             if endpoint.address in self._remotes.keys() | self._left:
                 continue
             if (new := self._connected(endpoint)) is not None:
                 self._join(new)
-        if running and not found and not self._fleet.members:
+        if all_told and running and not found and not self._fleet.members:
             self._fleet.give_up(REPLACED)
 
-    def _fitting(self, running: list[Endpoint]) -> list[Endpoint]:
-        """Those whose answers are this router's: of its own config, or, without one of these, of its model."""
+    def _fitting(self, running: list[Endpoint], all_told: bool) -> list[Endpoint]:
+        """Those whose answers are this router's: of its own config, or, once there is none of these, of its model."""
         assert self._fleet is not None  # since `start`
         model = self._fleet.capabilities.page_root
         own = [endpoint for endpoint in running if endpoint.config == self._config]
-        return own or [endpoint for endpoint in running if endpoint.page_root == model]
+        if own or not all_told:
+            return own
+        return [endpoint for endpoint in running if endpoint.page_root == model]
 
     def _ask_for_one(self) -> None:
         """Have Serve start an engine where there is none: a call that waits for one is a reason to."""
@@ -145,18 +150,18 @@ class RunningEngines:
         with suppress(Exception):
             self._handle.endpoint.remote().result(timeout_s=ASK_S)
 
-    def _running(self) -> list[Endpoint] | None:
-        """Those that run; None if one of them does not answer, so nothing is known."""
+    def _running(self) -> tuple[list[Endpoint], bool]:
+        """Those that run and answer, and whether these are all that run: one may be stopped, or just die."""
         try:
             asked = self._handle.broadcast("endpoint").results(timeout_s=ANSWER_S, return_exceptions=True)
-        except Exception as error:  # Serve itself, or all of them, take too long
+        except Exception as error:  # there is none, or Serve itself takes too long
             if self._unknown != (unknown := str(error)):
                 log.warning("engines do not say where they are: %s", unknown)
             self._unknown = unknown
-            return None
+            return [], False
         self._unknown = ""
         answered = [endpoint for endpoint in asked if isinstance(endpoint, Endpoint)]
-        return answered if len(answered) == len(asked) else None
+        return answered, len(answered) == len(asked)
 
     def _connected(self, endpoint: Endpoint) -> RemoteEngine | None:
         try:

@@ -2,10 +2,14 @@
 
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
 
+from apps.llm import build, routed
+from apps.serving.replica_options import options
+from ray_configs.llm import LLMConfig
 from tests.llm.serve.serving import SMALL, serve_cli, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
@@ -26,10 +30,10 @@ def service(ray_cluster: str, serve_url: str) -> Iterator[str]:
     serve.delete(NAME)
 
 
-def engines() -> int:
+def engines(app: str = NAME) -> int:
     from ray import serve
 
-    return serve.status().applications[NAME].deployments["LLMEngine"].replica_states.get("RUNNING", 0)
+    return serve.status().applications[app].deployments["LLMEngine"].replica_states.get("RUNNING", 0)
 
 
 def test_engines_come_with_their_requests(service: str) -> None:
@@ -54,3 +58,28 @@ def test_engines_come_with_their_requests(service: str) -> None:
         for thread in threads:
             thread.join()
     assert not refused
+
+
+def test_the_last_engine_goes_and_comes_again(serve_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody asks for a while, so Serve stops it; whoever asks then waits for the next one."""
+    from ray import serve
+
+    def hasty(config: LLMConfig) -> dict[str, Any]:
+        chosen = options(config)
+        chosen["autoscaling_config"] |= {"downscale_delay_s": 5, "downscale_to_zero_delay_s": 5}  # not ten minutes
+        return chosen
+
+    monkeypatch.setattr(routed, "options", hasty)
+    config = LLMConfig(min_replicas=0, max_replicas=1, routers=1, drain_timeout_s=5, **SMALL)
+    serve.run(build(config), name="again", route_prefix="/again")
+    try:
+        body = {"prompt": "The days of the week are", "max_tokens": 20, "ignore_eos": True, "temperature": 0}
+        answers = []
+        for _ in range(2):
+            answer = httpx.post(f"{serve_url}/again/v1/completions", json=body, timeout=600)
+            assert answer.status_code == 200, answer.text
+            answers.append(answer.json()["choices"][0]["text"])
+            wait_until(lambda: engines("again") == 0, 120)
+        assert answers[0] == answers[1]
+    finally:
+        serve.delete("again")

@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from ray.serve._private.common import DeploymentID
+from ray.serve.exceptions import DeploymentUnavailableError
 
 from apps.llm.api import EngineStopped
 from apps.llm.router.fleet import Fleet
@@ -23,17 +25,32 @@ Load = Callable[..., Engine]
 
 
 class Running:
-    """A deployment's handle: `endpoints` are what its replicas answer."""
+    """A deployment's handle: `endpoints` are what its replicas answer, each its own or an error."""
 
     def __init__(self) -> None:
-        self.endpoints = list[Endpoint]()
+        self.endpoints = list[Endpoint | TimeoutError]()
+        self.asked = 0  # calls for any replica, which have Serve start one
+        self.endpoint = self
 
     def broadcast(self, method: str) -> "Running":
         assert method == "endpoint"
         return self
 
-    def results(self, **_: Any) -> list[Endpoint]:
+    def results(self, **_: Any) -> list[Endpoint | TimeoutError]:
+        """As `DeploymentBroadcastResponse.results` has it, with `return_exceptions`."""
+        if not self.endpoints:
+            raise DeploymentUnavailableError(DeploymentID("LLMEngine"))
         return self.endpoints
+
+    def remote(self) -> "Running":
+        self.asked += 1
+        return self
+
+    def result(self, **_: Any) -> Endpoint:
+        wait_until(lambda: bool(self.endpoints))
+        (first,) = self.endpoints
+        assert isinstance(first, Endpoint)
+        return first
 
 
 @pytest.fixture
@@ -64,6 +81,40 @@ def test_members_are_those_that_run(load: Load, replicas: list[ServedEngine]) ->
     wait_until(lambda: fleet.members == ["replica second"])
     replicas[1].drain()
     wait_until(lambda: fleet.members == [])
+    engines.close()
+    fleet.shutdown()
+
+
+def test_a_silent_one_hides_no_other(load: Load, replicas: list[ServedEngine]) -> None:
+    """A stopped process answers nobody until Serve kills it, which may take a minute. One that comes then is needed."""
+    handle = Running()
+    handle.endpoints = [replicas[0].endpoint]
+    engines = RunningEngines(handle)  # type: ignore[arg-type]
+    fleet = engines.start(1.05)
+    handle.endpoints = [TimeoutError(), replicas[1].endpoint]
+    wait_until(lambda: len(fleet.members) == 2)
+    time.sleep(3 * LOOK_S)
+    assert len(fleet.members) == 2, "what does not answer Ray may still answer the wire, whose word counts"
+    engines.close()
+    fleet.shutdown()
+
+
+def test_requests_have_an_engine_started_where_none_is_left(load: Load, replicas: list[ServedEngine]) -> None:
+    """With `min_replicas=0`, Serve stops the last engine when nobody has asked for a while, and then somebody does."""
+    (whole,) = read(load().submit(PROMPT, params_of("sampled", 20)))
+    handle = Running()
+    handle.endpoints = [replicas[0].endpoint]
+    engines = RunningEngines(handle)  # type: ignore[arg-type]
+    fleet = engines.start(1.05)
+    handle.endpoints = []
+    replicas[0].drain()
+    wait_until(lambda: fleet.members == [])
+    time.sleep(3 * LOOK_S)
+    assert handle.asked == 0
+    generation = in_words(load(), fleet).submit(PROMPT, params_of("sampled", 20))
+    wait_until(lambda: handle.asked == 1)
+    handle.endpoints = [replicas[1].endpoint]
+    assert ids(read(generation)[0]) == ids(whole)
     engines.close()
     fleet.shutdown()
 
