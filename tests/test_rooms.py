@@ -38,6 +38,8 @@ ABSENT = {
     "apps.llm.engine": ("jax", "ray", "torch", "fastapi", "transformers"),
     "apps.llm.engine.interface": ("jax", "ray", "torch", "fastapi", "transformers", "apps.llm.text", "apps.llm.chat"),
     "apps.llm.text": ("jax", "ray", "torch", "fastapi", "transformers", "tokenizers"),
+    "apps.llm.text.engine": ("jax", "ray", "torch", "transformers", "apps.llm.engine.engine"),
+    "apps.llm.routed, apps.cell.words": ("jax", "torch", "transformers", "apps.llm.engine.engine"),
     "apps.llm.engine.engine": ("ray", "torch", "fastapi"),
     "apps.llm.engine.hosts.worker": ("ray", "torch", "fastapi"),
     "apps.llm.router.wire.remote, apps.llm.router.wire.served": (

@@ -21,10 +21,10 @@ from apps.llm.engine.execute.step import StepShape
 from apps.llm.engine.model import params
 from apps.llm.engine.model.declaration import declare
 from apps.llm.engine.model.families.hugging_face import from_hf_config
-from apps.llm.engine.weights import prepared
+from apps.llm.engine.weights import prepared_shards
 from apps.llm.engine.weights.checkpoint import Checkpoint
 from apps.llm.engine.weights.model import Model
-from apps.llm.engine.weights.prepared import Prepared
+from apps.llm.engine.weights.prepared import Prepared, open_checkpoint
 from ray_configs.llm import EngineConfig
 
 SETTINGS = {"pages": 8, "page_size": 16, "max_model_len": 64, "max_batch_size": 8, "max_step_tokens": 16}
@@ -47,7 +47,7 @@ def differences(one: dict, other: dict) -> list[str]:
 
 
 def load(checkpoint: Checkpoint, int8: bool, **to: Any) -> params.Params:
-    module = prepared if isinstance(checkpoint, Prepared) else params
+    module = prepared_shards if isinstance(checkpoint, Prepared) else params
     return module.load(checkpoint=checkpoint, int8=int8, **to)
 
 
@@ -88,7 +88,7 @@ for folder in sys.argv[1:]:
     for kind, dtype, blocks in CASES:
         output = f"{folder}-{kind}-{dtype}-{blocks}"
         prepare(PrepareArguments(folder, output, dtype, kind, tensor_parallel=blocks))
-        checkpoint = prepared.open_checkpoint(output)
+        checkpoint = open_checkpoint(output)
         config = EngineConfig(model=folder, dtype=dtype, quantize_weights=kind, **SETTINGS)
         for devices in DEVICES:
             case = f"{Path(output).name} on {devices}"

@@ -14,7 +14,8 @@ from apps.arrays.reading import ALIGNMENT
 from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.model.param import Param
 from apps.llm.engine.weights.checkpoint import Checkpoint
-from apps.llm.engine.weights.prepared import SCALE, STORED_DTYPES, StoredTensor, by_columns, stored_params
+from apps.llm.engine.weights.prepared import SCALE, STORED_DTYPES, StoredTensor
+from apps.llm.engine.weights.prepared_shards import by_columns, stored_params
 
 PIECE = 32 * 2**20
 """Bytes that are read and converted at once."""

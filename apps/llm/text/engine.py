@@ -17,12 +17,11 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Ids
 from concurrent.futures import Future
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from apps.llm.api import ANYONE, AdapterInfo, Caller, CallerStats, EngineStats, Pool, UnknownAdapter
 from apps.llm.chat.conversation import ChatRequest
 from apps.llm.chat.model_format import ModelFormat, Turn
-from apps.llm.engine.executor_protocol import ExecutorProvider
 from apps.llm.engine.interface import TokenEngine
 from apps.llm.text.admission import Admission
 from apps.llm.text.generation import Delivery, Generation
@@ -36,6 +35,9 @@ from apps.llm.text.tokenizer.model_tokenizer import ModelTokenizer
 from apps.llm.text_api import SamplingParams
 from ray_configs.llm import EngineConfig
 from ray_configs.tpu import TpuSlice
+
+if TYPE_CHECKING:  # a router's process has no JAX
+    from apps.llm.engine.executor_protocol import ExecutorProvider
 
 
 class Engine(Scripting):
@@ -79,7 +81,7 @@ class Engine(Scripting):
     def load(
         cls,
         config: EngineConfig | str,
-        provider: ExecutorProvider | None = None,
+        provider: "ExecutorProvider | None" = None,
         slice: TpuSlice | None = None,
         **settings: Any,
     ) -> "Engine":

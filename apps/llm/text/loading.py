@@ -2,11 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from apps.llm.api import Capabilities, Pool
-from apps.llm.engine.engine import JaxEngine
-from apps.llm.engine.executor_protocol import ExecutorProvider
 from apps.llm.engine.weights.model import Model
 from apps.llm.text.model_files import pooling_of, sampling_defaults_of, tokenizer_of
 from apps.llm.text.reranker import Reranker
@@ -14,19 +12,25 @@ from apps.llm.text.tokenizer.model_tokenizer import ModelTokenizer
 from ray_configs.llm import EngineConfig
 from ray_configs.tpu import TpuSlice
 
+if TYPE_CHECKING:
+    from apps.llm.engine.engine import JaxEngine
+    from apps.llm.engine.executor_protocol import ExecutorProvider
+
 
 class Opened(NamedTuple):
     """A loaded model; see `Engine`'s arguments."""
 
-    tokens: JaxEngine
+    tokens: "JaxEngine"
     tokenizer: ModelTokenizer
     reranker: Reranker | None
     pooling: Pool
     sampling_defaults: Mapping[str, Any]
 
 
-def open_model(config: EngineConfig, provider: ExecutorProvider | None, slice: TpuSlice | None) -> Opened:
+def open_model(config: EngineConfig, provider: "ExecutorProvider | None", slice: TpuSlice | None) -> Opened:
     """See `Engine.load`."""
+    from apps.llm.engine.engine import JaxEngine  # brings JAX, which `open_words` has no use for
+
     opened: list[tuple[Model, ModelTokenizer]] = []
 
     def vocabulary(model: Model) -> ModelTokenizer:

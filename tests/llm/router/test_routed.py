@@ -11,6 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -77,11 +78,15 @@ def service(ray_cluster: str, serve_url: str) -> Iterator[str]:
 
 def engines() -> dict[str, int]:
     """Process ids of the engines that run, by their actors' names."""
+    return replicas("LLMEngine")
+
+
+def replicas(deployment: str) -> dict[str, int]:
     import ray
 
     found = dict[str, int]()
     for actor in ray.util.list_named_actors(all_namespaces=True):
-        if actor["name"].startswith("SERVE_REPLICA::routed#LLMEngine#"):
+        if actor["name"].startswith(f"SERVE_REPLICA::routed#{deployment}#"):
             try:
                 handle = ray.get_actor(actor["name"], namespace="serve")
                 found[actor["name"]] = ray.get(handle.__ray_call__.remote(lambda _: os.getpid()), timeout=20)
@@ -165,6 +170,16 @@ def killed(pid: int) -> None:
 def frozen(pid: int) -> None:
     os.kill(pid, signal.SIGSTOP)
     threading.Timer(6, os.kill, (pid, signal.SIGCONT)).start()
+
+
+def test_a_router_has_no_jax(service: str) -> None:
+    """Nor its memory and threads, after it has answered: its process never mapped jaxlib, as an engine's has."""
+    assert events(service, "object", 20)
+    mapped = {
+        deployment: {"jaxlib" in Path(f"/proc/{pid}/maps").read_text() for pid in replicas(deployment).values()}
+        for deployment in ("LLMRouter", "LLMEngine")
+    }
+    assert mapped == {"LLMRouter": {False}, "LLMEngine": {True}}
 
 
 @pytest.mark.parametrize("harm", [killed, frozen])

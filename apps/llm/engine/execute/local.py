@@ -33,7 +33,7 @@ from apps.llm.engine.execute.sampling import TokenConstraints
 from apps.llm.engine.execute.step import HostStep, StepShape
 from apps.llm.engine.executor_protocol import Tokens, fitting, shapes_with_readout, step_shapes
 from apps.llm.engine.model import params
-from apps.llm.engine.weights import prepared
+from apps.llm.engine.weights import prepared_shards
 from apps.llm.engine.weights.model import Model
 from apps.llm.engine.weights.prepared import Prepared
 from apps.serving.progress import bar
@@ -84,7 +84,7 @@ class LocalExecutor:
         if model.checkpoint is None or model.random_weights:
             self.params = params.random(declared, *to)
         elif isinstance(model.checkpoint, Prepared):
-            self.params = prepared.load(declared, model.checkpoint, *to)
+            self.params = prepared_shards.load(declared, model.checkpoint, *to)
         else:
             self.params = params.load(declared, model.checkpoint, *to)
         self.adapter_forms = self._specs.adapters

@@ -23,7 +23,8 @@ from apps.llm.engine.model.families.hugging_face import from_hf_config
 from apps.llm.engine.model.families.tiny import HEAD_DIM, tiny
 from apps.llm.engine.weights.checkpoint import Checkpoint
 from apps.llm.engine.weights.model import Model
-from apps.llm.engine.weights.prepared import open_checkpoint, stored_params
+from apps.llm.engine.weights.prepared import open_checkpoint
+from apps.llm.engine.weights.prepared_shards import stored_params
 from ray_configs.llm import EngineConfig
 from tests.llm.engine import tiny_models
 

@@ -26,7 +26,7 @@ from apps.llm.engine.model import params
 from apps.llm.engine.model.declaration import declare
 from apps.llm.engine.model.families.hugging_face import from_hf_config
 from apps.llm.engine.model.rope import UnsupportedModel
-from apps.llm.engine.weights import prepared
+from apps.llm.engine.weights import prepared_shards
 from apps.llm.engine.weights.checkpoint import Checkpoint
 from apps.llm.engine.weights.model import Model
 from apps.llm.engine.weights.prepared import open_checkpoint
@@ -220,7 +220,7 @@ def test_from_a_bucket_and_prepared(name: str, tmp_path: Path) -> None:
     mesh = Mesh(np.array(jax.devices()[:2]), ("tensor",))
     arch = from_hf_config(checkpoints[0].json("config.json"))
     tree = declare(arch, arch.split(2))
-    ways = (params.load, params.load, prepared.load)
+    ways = (params.load, params.load, prepared_shards.load)
     loaded = [load(tree, at, mesh, jnp.dtype(jnp.bfloat16), True) for load, at in zip(ways, checkpoints)]
     for other in loaded[1:]:
         jax.tree.map(np.testing.assert_array_equal, loaded[0], other)
