@@ -57,6 +57,8 @@ class Caller:
 ANYONE = Caller()
 CALLER: ContextVar[Caller] = ContextVar("CALLER", default=ANYONE)
 """The caller of the current task's requests. `TextModel` reads it, so dialects need not pass it on."""
+SESSION: ContextVar[str] = ContextVar("SESSION", default="")
+"""What the current task's requests belong to, by their client's word; empty: nothing. Read as CALLER is."""
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,6 +104,7 @@ class TokenRequest(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     caller: Caller = ANYONE
     priority: int = 0  # a caller's waiting requests go by priority, lowest first, then by arrival
     cache_salts: tuple[str, ...] = ()  # shares cached prefixes only with requests of the same salts
+    session: str = ""  # requests of the same go to the same cache, as long as that pays
     deadline_s: float | None = None  # it ends with an error so many seconds after its submission; None: never
     moved: bool = False
     """It was begun elsewhere: it goes before its caller's others of the same priority, and what was computed of it

@@ -1,13 +1,17 @@
-"""Identifies each request's caller to the engine, for all dialects."""
+"""Tells the engine whose a request is, and which session it belongs to, for all dialects."""
 
 from typing import Any
 
-from apps.llm.api import ANYONE, CALLER, Caller
+from apps.llm.api import ANYONE, CALLER, SESSION, Caller
 from apps.serving.ingress.api_keys import Asgi, principal_of
+
+SESSION_HEADERS = b"x-dynamo-session-id", b"x-smg-routing-key", b"x-session-id"
+"""Dynamo's, SGLang's gateway's, and the one that AIPerf and others send; the first that is there counts."""
+MOST_CHARACTERS = 256
 
 
 class NamedCaller:
-    """ASGI middleware: sets CALLER for each request, inside `RequireKey`."""
+    """ASGI middleware: sets CALLER and SESSION for each request, inside `RequireKey`."""
 
     def __init__(self, app: Asgi):
         self._app = app
@@ -16,11 +20,12 @@ class NamedCaller:
         if scope["type"] != "http" or CALLER.get() is not ANYONE:  # a request from inside the server has set it
             await self._app(scope, receive, send)
             return
-        before = CALLER.set(caller_of(scope))
+        caller, session = CALLER.set(caller_of(scope)), SESSION.set(session_of(scope))
         try:
             await self._app(scope, receive, send)
         finally:
-            CALLER.reset(before)
+            CALLER.reset(caller)
+            SESSION.reset(session)
 
 
 def caller_of(scope: dict[str, Any]) -> Caller:
@@ -30,3 +35,10 @@ def caller_of(scope: dict[str, Any]) -> Caller:
         return Caller(principal)
     client = scope.get("client")
     return Caller(address=client[0] if client else "")
+
+
+def session_of(scope: dict[str, Any]) -> str:
+    """What the request's headers name its session; empty: nothing."""
+    headers = dict(scope["headers"])
+    named = next((headers[name] for name in SESSION_HEADERS if headers.get(name)), b"")
+    return named.decode("latin-1")[:MOST_CHARACTERS]

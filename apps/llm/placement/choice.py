@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 
 from apps.llm.page_names import PageName
 from apps.llm.placement.cache_index import CacheIndex
@@ -15,6 +16,9 @@ WAITING_WEIGHT = 0.25
 (`python -m tools.route_trace`), 1 finds an eighth fewer cached pages, and half of the requests wait longer."""
 OPEN_TOKENS = 64
 """A sequence that decodes weighs as much as so many tokens that wait: it takes a part of every step."""
+SESSION_TOKENS = 256
+"""What it is worth to stay where a session's other requests go, in tokens to compute. Pages that a cache is known to
+have count as such; this is for what only the client knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,14 @@ class CacheChoice:
         self.index.clear(cache)
         self._removed.add(cache)
 
-    def choose(self, names: Sequence[PageName], tokens: int, loads: Mapping[int, EngineLoad], now: float) -> int:
+    def choose(
+        self,
+        names: Sequence[PageName],
+        tokens: int,
+        loads: Mapping[int, EngineLoad],
+        now: float,
+        home: int | None = None,
+    ) -> int:
         """The number of the cache that a request goes to.
 
         Args:
@@ -68,6 +79,7 @@ class CacheChoice:
             tokens: of the prompt.
             loads: of each cache's engine, by the cache's number; one that is absent gets nothing.
             now: seconds, by a clock that does not go back.
+            home: the cache of the request's session, if it has one: see `home_of`.
         """
         missing = [max(1, tokens - found * self.page_size) for found in self.index.found(names, now)]
         self._decay(now)
@@ -82,7 +94,8 @@ class CacheChoice:
         def cost(cache: int) -> tuple[bool, float, float]:
             load = loads[cache]
             queue = load.waiting + OPEN_TOKENS * load.open
-            return load.full, missing[cache] + WAITING_WEIGHT * queue, self._work[cache]
+            saved = SESSION_TOKENS if cache == home else 0
+            return load.full, missing[cache] + WAITING_WEIGHT * queue - saved, self._work[cache]
 
         chosen = min(fair, key=cost)
         self._work[chosen] += missing[chosen]
@@ -92,3 +105,14 @@ class CacheChoice:
     def _decay(self, now: float) -> None:
         kept = 0.5 ** ((now - self._decayed) / HALF_LIFE_S)
         self._work, self._decayed = [work * kept for work in self._work], now
+
+
+def home_of(session: str, caches: Mapping[int, str]) -> int | None:
+    """The cache to which a session's requests go, all else being equal; None without a session.
+
+    All who know the caches by the same names choose the same one, and where one comes or goes, only the sessions move
+    that go to it or were there (rendezvous hashing).
+    """
+    if not session:
+        return None
+    return max(caches, key=lambda cache: blake2b(f"{session} {caches[cache]}".encode(), digest_size=8).digest())

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 from apps.llm.api import Capabilities
 from apps.llm.engine.interface import TokenEngine
-from apps.llm.placement.choice import CacheChoice, EngineLoad
+from apps.llm.placement.choice import CacheChoice, EngineLoad, home_of
 from apps.llm.router.journey import Journey, Member
 
 
@@ -66,14 +66,17 @@ class FleetEngines:
         if len(members) < 2:
             return members[0] if members else None
         by_cache = dict[int, Member]()
+        called = dict[int, str]()  # alike in all routers, where the numbers are not
         loads = dict[int, EngineLoad]()
         for member in members:
             self._hear(member)
             by_cache |= dict.fromkeys(member.caches, member)
+            called |= {cache: f"{member.name} {rank}" for rank, cache in enumerate(member.caches)}
             loads |= dict.fromkeys(member.caches, member.load())
         names, now = journey.names(self._page_root, self._page_size), self._clock()
         found = self._choice.index.found(names, now)
-        cache = self._choice.choose(names, journey.length, loads, now)
+        home = home_of(journey.request.session, called)
+        cache = self._choice.choose(names, journey.length, loads, now, home)
         journey.missing -= found[cache] * self._page_size
         return by_cache[cache]
 

@@ -19,7 +19,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from apps.llm.api import ANYONE, AdapterInfo, Caller, CallerStats, EngineStats, Pool, UnknownAdapter
+from apps.llm.api import ANYONE, SESSION, AdapterInfo, Caller, CallerStats, EngineStats, Pool, UnknownAdapter
 from apps.llm.chat.conversation import ChatRequest
 from apps.llm.chat.model_format import ModelFormat, Turn
 from apps.llm.engine.interface import TokenEngine
@@ -228,7 +228,7 @@ class Engine(Scripting):
 
     def _owner(self, caller: Caller, adapter: str | None, cache_salt: str = "") -> Owner:
         key = None if adapter is None else self._adapter(adapter).key
-        return Owner(caller, key, (self.config.prefix_cache_of(caller.name), cache_salt))
+        return Owner(caller, key, (self.config.prefix_cache_of(caller.name), cache_salt), SESSION.get())
 
     # -- adapters -----------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import tools.route_trace
-from apps.llm.placement.choice import SLACK_TOKENS, CacheChoice, EngineLoad
+from apps.llm.placement.choice import SLACK_TOKENS, CacheChoice, EngineLoad, home_of
 from tools.route_trace import Arrival, least_loaded, missing_and_waiting, podslice, read, run
 
 IDLE = {number: EngineLoad() for number in range(4)}
@@ -58,6 +58,37 @@ def test_without_prefixes_it_is_the_least_busy() -> None:
     every = [EngineLoad(open=3), EngineLoad(open=1), EngineLoad(waiting=300, open=1), EngineLoad(open=2)]
     loads = dict(enumerate(every))
     assert choice.choose([], 10, loads, 0.0) == 1
+
+
+NAMES = {number: f"replica {number}" for number in range(4)}
+
+
+def test_a_session_has_the_same_home_for_all_and_keeps_it() -> None:
+    """As routers in front of the same engines need it, and as sessions stick in Dynamo and SGLang's gateway. With one
+    engine more, a session stays or goes to that one; its share is that of the others."""
+    sessions = [f"session {number}" for number in range(400)]
+    homes = [home_of(session, NAMES) for session in sessions]
+    other_order = dict(enumerate(reversed(NAMES.values())))
+    assert [other_order[home] for session in sessions if (home := home_of(session, other_order)) is not None] == [
+        NAMES[home] for home in homes if home is not None
+    ]
+    later = [home_of(session, NAMES | {4: "replica 4"}) for session in sessions]
+    moved = {(before, after) for before, after in zip(homes, later, strict=True) if before != after}
+    assert {after for _, after in moved} == {4}
+    assert all(60 <= later.count(home) <= 100 for home in range(5))  # of 400; within 2.5 deviations of the mean
+    assert home_of("", NAMES) is None
+
+
+def test_a_session_stays_at_home_while_that_pays() -> None:
+    """At home, unless more waits there than a session is worth, or a cache is known to have the prompt."""
+    choice = CacheChoice(4, 16, max_share=1e9)
+    assert {choice.choose([], 10, IDLE, 0.0, home=2) for _ in range(20)} == {2}
+    assert choice.choose([], 10, IDLE | {2: EngineLoad(open=8)}, 0.0, home=2) == 2
+    assert choice.choose([], 10, IDLE | {2: EngineLoad(waiting=4096)}, 0.0, home=2) != 2
+    assert choice.choose([], 10, IDLE | {2: EngineLoad(full=True)}, 0.0, home=2) != 2
+    long = names(*range(100))
+    elsewhere = choice.choose(long, 1600, {number: EngineLoad() for number in (0, 1, 3)}, 0.0)
+    assert choice.choose(long, 1600, IDLE, 0.0, home=2) == elsewhere
 
 
 def conversations(count: int, seed: int = 1) -> Iterable[Arrival]:

@@ -7,7 +7,7 @@ from typing import Any
 from apps.llm.engine.schedule.loop import Loop
 from apps.llm.engine.schedule.sequence import Sequence
 from apps.llm.page_names import page_names
-from apps.llm.placement.choice import CacheChoice, EngineLoad
+from apps.llm.placement.choice import CacheChoice, EngineLoad, home_of
 from ray_configs.llm import EngineConfig
 
 
@@ -41,7 +41,8 @@ class RankChoice:
         else:
             names = []
         loads = {rank: self._load(rank) for rank in range(len(self._loops))}
-        rank = self._choice.choose(names, len(first.tokens), loads, time.monotonic())
+        home = home_of(first.request.session, {rank: str(rank) for rank in loads})
+        rank = self._choice.choose(names, len(first.tokens), loads, time.monotonic(), home)
         self._arrived[rank].append((first, len(first.tokens)))
         return self._loops[rank]
 

@@ -23,6 +23,7 @@ class Owner(NamedTuple):
     caller: Caller
     adapter: bytes | None
     cache_salts: tuple[str, ...]
+    session: str
 
 
 class Made(NamedTuple):
