@@ -17,11 +17,12 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.llm.router.running import pages_used, replicas
 from tests.llm.serve.serving import SMALL, serve_cli, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
-ENGINES = 2
+APP, ENGINES = "routed", 2
 TOOL = {
     "type": "function",
     "function": {
@@ -60,7 +61,7 @@ KINDS: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def service(ray_cluster: str, serve_url: str) -> Iterator[str]:
     options = SMALL | {"min_replicas": ENGINES, "max_replicas": ENGINES, "routers": 1, "dtype": "float32"}
-    arguments = ("--name", "routed", "--route-prefix", "/routed", "apps.llm:build")
+    arguments = ("--name", APP, "--route-prefix", f"/{APP}", "apps.llm:build")
     done = serve_cli(
         "run",
         "--non-blocking",
@@ -70,29 +71,15 @@ def service(ray_cluster: str, serve_url: str) -> Iterator[str]:
         *(f"{key}={value}" for key, value in options.items()),
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    yield f"{serve_url}/routed"
+    yield f"{serve_url}/{APP}"
     from ray import serve
 
-    serve.delete("routed")
+    serve.delete(APP)
 
 
 def engines() -> dict[str, int]:
     """Process ids of the engines that run, by their actors' names."""
-    return replicas("LLMEngine")
-
-
-def replicas(deployment: str) -> dict[str, int]:
-    import ray
-
-    found = dict[str, int]()
-    for actor in ray.util.list_named_actors(all_namespaces=True):
-        if actor["name"].startswith(f"SERVE_REPLICA::routed#{deployment}#"):
-            try:
-                handle = ray.get_actor(actor["name"], namespace="serve")
-                found[actor["name"]] = ray.get(handle.__ray_call__.remote(lambda _: os.getpid()), timeout=20)
-            except (ValueError, ray.exceptions.RayError):  # it ends just now, or is frozen
-                continue
-    return found
+    return replicas(APP, "LLMEngine")
 
 
 def events(url: str, kind: str, max_tokens: int = 160) -> list[Any]:
@@ -143,13 +130,6 @@ def alike(answer: dict[int, dict[str, Any]], expected: dict[int, dict[str, Any]]
     )
 
 
-def pages_used(url: str) -> float:
-    (line,) = [
-        line for line in httpx.get(f"{url}/metrics").text.splitlines() if line.startswith("vllm:kv_cache_usage_perc{")
-    ]
-    return float(line.rsplit(" ", 1)[1])
-
-
 def counted(metric: str) -> dict[str, float]:
     """A metric's sum for each deployment, as Ray's endpoint has it."""
     import ray
@@ -157,7 +137,7 @@ def counted(metric: str) -> dict[str, float]:
     port = ray.nodes()[0]["MetricsExportPort"]
     sums = dict[str, float]()
     for line in httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=60).text.splitlines():
-        if line.startswith(f"ray_podslice_{metric}{{") and 'application="routed"' in line:
+        if line.startswith(f"ray_podslice_{metric}{{") and f'application="{APP}"' in line:
             deployment = re.search(r'deployment="(\w+)"', line)[1]
             sums[deployment] = sums.get(deployment, 0) + float(line.rsplit(" ", 1)[1])
     return sums
@@ -176,7 +156,7 @@ def test_a_router_has_no_jax(service: str) -> None:
     """Nor its memory and threads, after it has answered: its process never mapped jaxlib, as an engine's has."""
     assert events(service, "object", 20)
     mapped = {
-        deployment: {"jaxlib" in Path(f"/proc/{pid}/maps").read_text() for pid in replicas(deployment).values()}
+        deployment: {"jaxlib" in Path(f"/proc/{pid}/maps").read_text() for pid in replicas(APP, deployment).values()}
         for deployment in ("LLMRouter", "LLMEngine")
     }
     assert mapped == {"LLMRouter": {False}, "LLMEngine": {True}}
