@@ -106,16 +106,16 @@ def missing_and_waiting() -> Policy:
     return choose
 
 
-def podslice(count: int, max_share: float) -> Policy:
-    choice = CacheChoice(count, BLOCK_TOKENS, max_share)
+def podslice(count: int, max_share: float, block_tokens: int = BLOCK_TOKENS) -> Policy:
+    choice = CacheChoice(count, block_tokens, max_share)
 
     def choose(arrival: Arrival, replicas: list[Replica]) -> int:
         for number, replica in enumerate(replicas):
             choice.index.apply(number, replica.news())
         loads = {
-            number: EngineLoad(waiting=round(replica.waiting * BLOCK_TOKENS)) for number, replica in enumerate(replicas)
+            number: EngineLoad(waiting=round(replica.waiting * block_tokens)) for number, replica in enumerate(replicas)
         }
-        return choice.choose(arrival.blocks, len(arrival.blocks) * BLOCK_TOKENS, loads, arrival.at_s)
+        return choice.choose(arrival.blocks, len(arrival.blocks) * block_tokens, loads, arrival.at_s)
 
     return choose
 
