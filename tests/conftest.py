@@ -45,21 +45,19 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup make test
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 TOGETHER = {
-    "the cluster": (
+    "services": (
         *("tests/jobs/", "tests/cell/", "tests/clients/test_saxutil_cell", "tests/llm/batch_api/", "tests/llm/serve/"),
         *("tests/llm/client_libraries/", "tests/llm/slice/", "tests/llm/router/test_routed"),
         "tests/serving/ingress/test_scaled_to_zero",
         *("tests/serving/ingress/test_haproxy_dies", "tests/stable_diffusion/serve/"),
-    ),
-    "whole services": (
         *("tests/kuberay/local/test_lo", "tests/kuberay/local/test_routed_slices", "tests/kuberay/local/drill/test_ki"),
         *("tests/kuberay/local/test_slices_of_hosts", "tests/kuberay/observability/test_with_prometheus"),
         *("tests/podslice/test_another_user", "tests/podslice/test_draining"),
     ),
 }
 """Tests that run in one process, one after the other: those that share a Ray cluster, or its machine's memory,
-and mostly wait; and those that start whole services. Two of these at once are dozens of processes, and a raylet that
-does not start within half a minute ends its service."""
+and those that start whole services. Two of these at once are dozens of processes, and a raylet that does not start
+within half a minute, which is Ray's own limit, ends its service."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

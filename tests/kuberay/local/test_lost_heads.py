@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.kuberay.local.local_runs import LocalRun, wait_until
+from tests.kuberay.local.local_runs import LocalRun, alive, wait_until
 from tests.podslice.slow_server import pieces
 from tests.podslice.test_draining import LONG, Asked
 
@@ -27,7 +27,7 @@ READY_S = 600
 
 
 def named(processes: set[int], name: str) -> list[int]:
-    return [pid for pid in processes if Path(f"/proc/{pid}/comm").read_text().strip() == name]
+    return [pid for pid in processes if alive(pid) and Path(f"/proc/{pid}/comm").read_text().strip() == name]
 
 
 def answers(run: LocalRun) -> bool:

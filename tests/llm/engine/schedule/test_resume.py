@@ -90,6 +90,12 @@ def test_while_others_are_preempted(load: Load) -> None:
     assert engine.stats().preemptions > before
 
 
+def check_that_it_promises(engine: Engine, name: str) -> None:
+    """Skip bfloat16 where a step's size changes its bits: see `Capabilities.resumes_exactly`."""
+    if name == "bfloat16" and not engine.capabilities.resumes_exactly:
+        pytest.skip("in bfloat16 a near tie may fall the other way on this CPU")
+
+
 ENGINES: dict[str, dict[str, Any]] = {
     "no prefix cache": {"prefix_cache": False},
     "int8 weights": {"quantize_weights": "int8"},
@@ -104,6 +110,7 @@ ENGINES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", ENGINES)
 def test_in_every_engine(load: Load, name: str) -> None:
     engine = load(**ENGINES[name])
+    check_that_it_promises(engine, name)
     for kind in ("greedy", "sampled", "penalties", "schema"):
         continued_everywhere(engine, kind)
 
@@ -116,6 +123,7 @@ LONG = {"max_step_tokens": 128, "prefix_cache": False}
 @pytest.mark.parametrize("name", ["int8 weights", "bfloat16", "float32"])
 def test_in_steps_of_many_rows(load: Load, name: str) -> None:
     engine = load(**ENGINES.get(name, {}) | LONG)
+    check_that_it_promises(engine, name)
     for kind in ("greedy", "sampled", "logprobs"):
         continued_everywhere(engine, kind, PROMPT * 4)
 

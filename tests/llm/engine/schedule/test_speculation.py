@@ -12,6 +12,7 @@ from apps.llm.text import Engine, SamplingParams
 from tests.llm.engine import tiny_models
 from tests.llm.engine.asking import ask, ids, read, settled, text
 from tests.llm.engine.grammar.test_structured import PERSON
+from tests.llm.engine.schedule.test_resume import check_that_it_promises
 
 Load = Callable[..., Engine]
 PROMPTS = ["the fox the fox the fox", "x", "days of the week, days of the week, the", "jumps over the " * 4]
@@ -123,6 +124,7 @@ COMPANY = {
 def test_answers_are_the_same_in_company(load: Load, name: str) -> None:
     """Sequences with drafts beside ones without, preempted ones, prefixes that come from drafted answers."""
     with_drafts, without = eager(load, **COMPANY[name]), plain(load, **COMPANY[name])
+    check_that_it_promises(without, name)
     wanted = [WANTED[kind] for kind in ("greedy", "sampled", "penalties", "a long schema", "several")]
     before = with_drafts.stats()
     asked = [(prompt, SamplingParams(**({"max_tokens": 40} | params))) for params in wanted for prompt in PROMPTS]
