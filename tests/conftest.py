@@ -47,7 +47,7 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup make test
 TOGETHER = {
     "services": (
         *("tests/jobs/", "tests/cell/", "tests/clients/test_saxutil_cell", "tests/llm/batch_api/", "tests/llm/serve/"),
-        *("tests/llm/client_libraries/", "tests/llm/slice/", "tests/llm/router/test_routed"),
+        *("tests/llm/client_libraries/", "tests/llm/slice/", "tests/llm/router/deployed/"),
         "tests/serving/ingress/test_scaled_to_zero",
         *("tests/serving/ingress/test_haproxy_dies", "tests/stable_diffusion/serve/"),
         *("tests/kuberay/local/test_lo", "tests/kuberay/local/test_routed_slices", "tests/kuberay/local/drill/test_ki"),

@@ -7,14 +7,16 @@ import sys
 from pathlib import Path
 
 import fsspec
+import numpy as np
 import pytest
 from safetensors import safe_open
 from typer.testing import CliRunner, Result
 
 from apps.jobs.prepare import app
-from apps.llm.engine.weights.checkpoint import CheckpointError
+from apps.llm.engine.weights.checkpoint import Checkpoint, CheckpointError
 from apps.llm.engine.weights.model import Model
-from apps.llm.engine.weights.prepared import MANIFEST, UNFINISHED, open_checkpoint
+from apps.llm.engine.weights.prepared import MANIFEST, UNFINISHED, Prepared, open_checkpoint
+from apps.llm.engine.weights.prepared_shards import PreparedShards, stored_params
 from apps.llm.text import EngineConfig
 from apps.llm.text.model_files import tokenizer_of
 from apps.plan.llm import architectures
@@ -131,7 +133,13 @@ def test_a_config_that_was_changed_later_does_not_load_something_else(copy: Path
     (copy / "config.json").write_text(json.dumps(sizes | {"intermediate_size": 192}))
     checkpoint = open_checkpoint(str(copy))
     with pytest.raises(CheckpointError, match=r"tensor layers.0.gate_up has shape \(192, 64\), but config.json"):
-        checkpoint.values("layers.0.gate_up", checkpoint._stored["layers.0.gate_up"], (slice(None), slice(None)))
+        stored("layers.0.gate_up", checkpoint, (slice(None), slice(None)))
+
+
+def stored(name: str, checkpoint: Checkpoint, index: tuple[slice, ...]) -> np.ndarray:
+    assert isinstance(checkpoint, Prepared)
+    params = stored_params(checkpoint.architecture(), checkpoint.manifest.tensor_parallel)
+    return PreparedShards(checkpoint).values(name, params[name], index)
 
 
 WRONG = {
@@ -210,9 +218,8 @@ def test_a_bucket(tiny_llama: Path, prepared: Path) -> None:
     assert {Path(path).name for path in memory.ls("/prepared/llama", detail=False)} == set(expected)
     checkpoint = open_checkpoint(url)
     index = slice(0, 64), slice(0, 48)
-    down = checkpoint.values("layers.0.down", checkpoint._stored["layers.0.down"], index)
-    local = open_checkpoint(str(prepared))
-    assert (down == local.values("layers.0.down", local._stored["layers.0.down"], index)).all()
+    down = stored("layers.0.down", checkpoint, index)
+    assert (down == stored("layers.0.down", open_checkpoint(str(prepared)), index)).all()
     memory.pipe_file("/prepared/llama/head.safetensors", b"x" * len(expected["head.safetensors"]))
     assert "head.safetensors is damaged" in prepare("--verify", url).output
     assert "head.safetensors" in prepare("memory://models/llama", url, *options).output

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.llm.router.running import pages_used, replicas
+from tests.llm.router.deployed.running import pages_used, replicas
 from tests.llm.serve.serving import SMALL, serve_cli, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.llm.router.running import pages_used, replicas
+from tests.llm.router.deployed.running import pages_used, replicas
 from tests.llm.serve.serving import SMALL, serve_cli, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
