@@ -1,5 +1,6 @@
 """A client that disconnects frees its request, streamed or not, however its packets were split."""
 
+import contextlib
 import json
 import socket
 import time
@@ -21,6 +22,8 @@ LONG = {"prompt": "x", "max_tokens": 1000, "ignore_eos": True}
 # by default, it may end before anybody sees it run.
 LAUGH = "ha" * 30
 GOES_ON = {"temperature": 0, "per_example_max_decode_steps": 900}
+COPIES = 6
+"""Of each request at once. Four run at a time; a single one, whose drafts are all right, ends before it is left."""
 
 
 Stats = Callable[[], dict[str, Any]]
@@ -32,16 +35,19 @@ def work_of(stats: dict[str, Any]) -> int:
 
 
 def work_after_leaving(url: str, stats: Stats, path: str, body: dict, split: bool) -> int:
-    """Sends a request, closes the connection while it runs, waits until it has ended; returns the work done."""
+    """Sends requests, closes their connections while the first runs, waits until all have ended; returns the work."""
     content = json.dumps(body).encode()
     host = httpx.URL(url).netloc.decode()
     head = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(content)}\r\n\r\n".encode()
     before, deadline = stats(), time.monotonic() + 120
-    with socket.create_connection((httpx.URL(url).host, httpx.URL(url).port)) as connection:
-        connection.sendall(head)
-        if split:
-            time.sleep(0.05)
-        connection.sendall(content)
+    with contextlib.ExitStack() as connections:
+        for _ in range(COPIES):
+            address = httpx.URL(url).host, httpx.URL(url).port
+            connection = connections.enter_context(socket.create_connection(address))
+            connection.sendall(head)
+            if split:
+                time.sleep(0.05)
+            connection.sendall(content)
         # If this process stalls, the whole request may have run unseen.
         while not (now := stats())["running"] and now["steps"] == before["steps"]:
             assert time.monotonic() < deadline, "never seen running"
@@ -69,7 +75,7 @@ def work_after_leaving(url: str, stats: Stats, path: str, body: dict, split: boo
 )
 def test_leaving_frees_the_request(llm_url: str, stats: Stats, path: str, extra: dict, whole: int, split: bool) -> None:
     # A busy machine may finish the request before it notices the disconnect, but not in every try.
-    done = [whole]
+    done = [whole := COPIES * whole]
     while done[-1] >= whole and len(done) < 6:
         done.append(work_after_leaving(llm_url, stats, path, LONG | extra, split))
     assert done[-1] < whole, done
