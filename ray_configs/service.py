@@ -228,11 +228,6 @@ class Service(Deployed):
         return any(group.hosts > 1 for group in self.worker_groups)
 
     @property
-    def labels_groups(self) -> bool:
-        """Whether processes without chips choose their Pods by `GROUP_LABEL`: drivers of slices, and routers."""
-        return self.spans_hosts or any(group.name == ROUTERS for group in self.worker_groups)
-
-    @property
     def elastic(self) -> bool:
         """Whether the cluster needs an autoscaler."""
         return isinstance(self.upgrade, Incremental) or any(

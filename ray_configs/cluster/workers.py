@@ -17,11 +17,13 @@ PROCESS_SCRATCH_GB = 10
 CPU_POD_MEMORY_GB = 8
 """Memory of a Pod without chips, 10^9 bytes."""
 GROUP_LABEL = "podslice/group"
-"""Ray label of the CPU Pods of a service with multi-host slices or routers: their group's name."""
+"""Ray label of a service's CPU Pods: their group's name."""
 ROUTERS = "routers"
 """The group of CPU Pods for routers: no slice's death ends one, and no machine with chips stays for one."""
 GROUPS_LABELLED = "PODSLICE_GROUPS_LABELLED"
-"""Environment variable, `1` in every Pod of a cluster whose CPU Pods have that label: processes then request it."""
+"""Environment variable, `1` in every Pod of a service: processes without chips then request that label.
+
+In all services, so that routers can come later: the head's environment is fixed when the cluster starts."""
 
 SLICES_KEPT = "PODSLICE_SLICES_KEPT"
 """Environment variable, `1` in CPU Pods whose slices are fixed in number: those are provisioned without a request."""

@@ -89,9 +89,7 @@ def _environment(config: Config) -> list[dict[str, Any]]:
     """Environment that must be the same in every Ray process, on the head and on workers."""
     ingress: dict[str, str] = {}
     if isinstance(config, Service):
-        ingress = DIRECT_INGRESS | {"RAY_SERVE_HAPROXY_NBTHREAD": HAPROXY_THREADS}
-        if config.labels_groups:
-            ingress[GROUPS_LABELLED] = "1"
+        ingress = DIRECT_INGRESS | {"RAY_SERVE_HAPROXY_NBTHREAD": HAPROXY_THREADS, GROUPS_LABELLED: "1"}
         # A node that is told to stop first drains its replicas and waits for them: give them their full time.
         drain_s = config.drain_s + BEGIN_TO_DRAIN_S
         ingress["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] = str(drain_s)
@@ -161,7 +159,7 @@ def _worker_group(config: Config, group: WorkerGroup, elastic: bool) -> dict[str
         spec[noted("labels", "The same on all hosts; Ray adds each host's tpu-worker-id and tpu-slice-name.")] = (
             group.slice.ray_labels
         )
-    elif isinstance(config, Service) and config.labels_groups:
+    elif service:
         spec[noted("labels", "Serve's processes select their group by it.")] = {GROUP_LABEL: group.name}
     spec["rayStartParams"] = {}
     if service and group.hosts > 1:

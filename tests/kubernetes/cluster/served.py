@@ -21,9 +21,11 @@ NAME = "llama"
 WAIT_S = 60
 
 
-def rendered(slice: str = "v5e:2x4:8t", replicas: int = 2, **more: Any) -> list[Manifest]:
-    """A service of one model on so many slices, without a namespace of its own."""
-    model = LLMConfig(model="demo", slice=slice, min_replicas=replicas, max_replicas=replicas)
+def rendered(slice: str = "v5e:2x4:8t", replicas: int = 2, routers: int | None = 0, **more: Any) -> list[Manifest]:
+    """A service of one model on so many slices, without a namespace of its own.
+
+    None: as many `routers` as that has by default; else there is one group of workers, or also theirs."""
+    model = LLMConfig(model="demo", slice=slice, min_replicas=replicas, max_replicas=replicas, routers=routers)
     service = Service(name=NAME, applications=(Application(config=model),), **more)
     objects = Placeholders(project="p", bucket="b").fill(render(service))
     for item in objects:

@@ -53,6 +53,26 @@ def test_another_number_of_slices(
     assert run("diff", after) == (0, "", "no difference\n")
 
 
+def test_a_second_slice_brings_routers_and_a_last_one_leaves_them(
+    control_plane: Cluster, namespace: str, run: RunCommand
+) -> None:
+    """One slice needs none by default. The operator only ever adds groups: `reconcileRayCluster` of its RayService."""
+    one, two = rendered(replicas=1, routers=None), rendered(replicas=2, routers=None)
+    assert [group["groupName"] for group in groups(two)] == [GROUP, "routers"]
+    run("apply", one)
+    name = ray_cluster(control_plane, namespace)["metadata"]["name"]
+    status, out, _ = run("apply", two)
+    assert status == 0 and f"the operator adds group routers to {name}" in out and "not rolled out" not in out
+    until("the new group", lambda: len(ray_cluster(control_plane, namespace)["spec"]["workerGroupSpecs"]) == 2)
+    assert numbers(control_plane, namespace) == [2] * 3
+    assert run("diff", two) == (0, "", "no difference\n")
+    status, out, _ = run("apply", one)
+    assert status == 0 and f"RayService {NAME}: not rolled out: group routers: there -> not there" in out
+    made = ray_cluster(control_plane, namespace)
+    assert made["metadata"]["name"] == name and numbers(control_plane, namespace) == [1] * 3
+    assert len(made["spec"]["workerGroupSpecs"]) == 2
+
+
 def test_the_autoscalers_number_is_its_own(control_plane: Cluster, namespace: str, run: RunCommand) -> None:
     objects = rendered(replicas=1)
     config = ray_service(objects)["spec"]["rayClusterConfig"]

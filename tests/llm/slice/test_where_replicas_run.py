@@ -13,7 +13,7 @@ from ray_configs.llm import LLMConfig
 
 @pytest.fixture
 def labelled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in every Pod of a rendered service that spans hosts."""
+    """As in every Pod of a rendered service."""
     monkeypatch.setenv("PODSLICE_GROUPS_LABELLED", "1")
 
 
