@@ -19,6 +19,10 @@ MAX_RUN_HOURS = 7 * 24
 """Dynamic Workload Scheduler's limit for one run."""
 
 
+SYSTEM_PODS_S = 15
+"""What GKE keeps of a Spot machine's shutdown for its own Pods, after all others."""
+
+
 class _Kept(Kind):
     """Machines that stay until they are given back."""
 
@@ -38,9 +42,20 @@ class OnDemand(_Kept):
 
 
 class Spot(_MayGo):
-    """Cheaper machines that can be preempted at any time, with 30 seconds' notice."""
+    """Cheaper machines that can be preempted at any time, with a short notice.
+
+    Kubernetes' grace periods do not prolong it. Sources: GKE's pages on Spot VMs and on node system configuration.
+    """
 
     kind: Literal["spot"] = "spot"
+    shutdown_s: Literal[30, 120] = 120
+    """Seconds from a preemption's notice to the machine's end, of which GKE keeps the last 15 for its own Pods. 30 is
+    GKE's default. 120 is set in the node pool, with GKE 1.35.0-gke.1171000 or later."""
+
+    @property
+    def pods_s(self) -> int:
+        """Seconds that Pods have to leave a preempted machine."""
+        return self.shutdown_s - SYSTEM_PODS_S
 
 
 class Reservation(_Kept):

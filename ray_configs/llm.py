@@ -207,8 +207,8 @@ class LLMConfig(AppConfig, BatchesConfig, EngineConfig):
     health_step_deadline_s: float = Field(60, gt=0)
     """A step longer than this counts as stuck: its requests end with an error, the replica fails its health check."""
     drain_timeout_s: float = Field(120, ge=0)
-    """How long a stopping replica waits for its requests in flight. On Kubernetes, node drains wait for it too; a
-    preempted Spot machine allows only 30 seconds."""
+    """How long a stopping replica waits for its requests in flight. On Kubernetes, node drains wait for it too, but a
+    preempted Spot machine leaves 105 seconds, or 15: see `Spot`."""
 
     routers: int | None = Field(None, ge=0, le=64)
     """Processes without chips that take the requests, hold text, keys, limits and batches, and give tokens to the

@@ -55,8 +55,8 @@ class StableDiffusionConfig(AppConfig):
     health_step_deadline_s: float = Field(300, gt=0)
     """A step longer than this counts as stuck: its requests end with an error, the replica fails its health check."""
     drain_timeout_s: float = Field(120, ge=0)
-    """How long a stopping replica waits for its requests in flight. On Kubernetes, node drains wait for it too; a
-    preempted Spot machine allows only 30 seconds."""
+    """How long a stopping replica waits for its requests in flight. On Kubernetes, node drains wait for it too, but a
+    preempted Spot machine leaves 105 seconds, or 15: see `Spot`."""
 
     @field_validator("sizes", mode="before")
     @classmethod

@@ -10,7 +10,7 @@ from typing import Any
 
 from kuberay.check.nodes import Document, Node, quantity, version
 from kuberay.check.reading import file_of, objects_in
-from ray_configs.cluster.labels import ACCELERATOR, DYNAMIC_SLICE_TOPOLOGY, TOPOLOGY, TPU
+from ray_configs.cluster.labels import ACCELERATOR, DYNAMIC_SLICE_TOPOLOGY, SPOT, TOPOLOGY, TPU
 from ray_configs.tpu import GENERATIONS, MachineType, TpuGeneration, TpuSlice
 
 RAY_KINDS = ("RayCluster", "RayService", "RayJob", "RayCronJob")
@@ -113,6 +113,8 @@ class Pod:
         self.tpu_containers = [container for container in self.containers if container.asks_tpu]
         """Containers that request chips or have a limit on them."""
         self.asks_tpu = bool(self.tpu_containers)
+        self.spot = self.spec["nodeSelector"][SPOT].value not in (None, "false", False)
+        """Whether it selects Spot machines."""
         self.tolerates_tpu = any(item["key"].text in (TPU, None) for item in self.spec["tolerations"])
         """Whether it tolerates the taint of TPU nodes, by key or because it tolerates every taint."""
         self.formed = node["metadata"]["annotations"][DYNAMIC_SLICE_TOPOLOGY]

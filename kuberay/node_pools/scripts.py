@@ -12,7 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from ruamel.yaml import YAML
 
 from kuberay.node_pools.pools import DEFAULT_DISK_GB, Pool, in_default_pool, is_zone, pools, region
-from kuberay.node_pools.versions import minimum_version, refuse_old_version
+from kuberay.node_pools.versions import GKES_SHUTDOWN_S, minimum_version, refuse_old_version
 from ray_configs import capacity
 from ray_configs.cloud import SecretKey
 from ray_configs.cluster.labels import POOL_CAPACITY, POOL_OWNER
@@ -92,12 +92,14 @@ def _filled(template: str, config: Service | Job) -> str:
         .get_template(template)
         .render(
             DEFAULT_DISK_GB=DEFAULT_DISK_GB,
+            GKES_SHUTDOWN_S=GKES_SHUTDOWN_S,
             OPERATOR_MARK=OPERATOR_MARK,
             OPERATOR_MARKS=OPERATOR_MARKS,
             POOL_CAPACITY=POOL_CAPACITY,
             POOL_OWNER=POOL_OWNER,
             REGISTRY_LOCATION=REGISTRY_LOCATION,
             REPOSITORY=REPOSITORY,
+            SYSTEM_PODS_S=capacity.SYSTEM_PODS_S,
             account=config.service_account if config.service_account and config.service_account.create else None,
             apis=apis(planned),
             capacity=capacity,

@@ -2,15 +2,19 @@
 
 import re
 
-from ray_configs.capacity import FlexStart, Queued
+from ray_configs.capacity import FlexStart, Queued, Spot
 from ray_configs.job import Job
 from ray_configs.loading import ConfigError
 from ray_configs.service import Service
 
+GKES_SHUTDOWN_S = 30
+"""How long a Spot machine takes to shut down at most, unless its node pool says more."""
 RAY_OPERATOR = "1.30.0-gke.1747000"
 """First version with the Ray operator add-on; it also has v4, v5e and v5p."""
 FLEX_START = "1.33.0-gke.1712000"
 """First version with flex-start of TPUs, queued or not."""
+SPOT_SHUTDOWN = "1.35.0-gke.1171000"
+"""First version whose Spot machines may take more than 30 s to shut down."""
 GENERATIONS = {
     "v3": "1.31.0",
     "v6e": "1.31.2-gke.1115000",
@@ -26,6 +30,8 @@ def minimum_version(config: Service | Job) -> tuple[str, str]:
             needs[f"TPU {group.slice.generation}"] = GENERATIONS[group.slice.generation]
         if isinstance(group.capacity, FlexStart | Queued):
             needs["flex-start of TPUs"] = FLEX_START
+        if isinstance(group.capacity, Spot) and group.capacity.shutdown_s > GKES_SHUTDOWN_S:
+            needs[f"Spot(shutdown_s={group.capacity.shutdown_s})"] = SPOT_SHUTDOWN
     reason = max(needs, key=lambda name: _numbers(needs[name]))
     return needs[reason], reason
 

@@ -69,7 +69,7 @@ def drains(config: ServeConfig) -> Iterator[Problem]:
     wanted = max(_drain_timeouts(config), default=0.0)
     may = f"replicas may take {wanted:g} s to finish their requests, and"
     for group in config.cluster.groups if wanted else ():
-        if group.ray is None:
+        if group.ray is None or group.pod.spot:  # see `spot-shutdown`: there is no such time
             continue
         grace, ray = group.pod.spec["terminationGracePeriodSeconds"], group.env.get(_RAY_WAITS)
         has = grace.number if grace.present else _DEFAULT_S

@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from kuberay.check.manifests import GENERATION_OF, RARE_ACCELERATORS, Group, Pod
 from kuberay.check.rules import Problem, error, meant, note, rule, warning
 from ray_configs.base import nearest
+from ray_configs.capacity import Spot
 from ray_configs.cluster.labels import (
     ACCELERATOR,
     COMPUTE_CLASS,
     FLEX_START,
     NODE_POOL,
+    POOL_CAPACITY,
     RESERVATION,
     SPOT,
     TOPOLOGY,
@@ -26,6 +28,8 @@ _OTHER_NAMES = {
     for name in (machine.name, generation.name, generation.ray_name)
 }
 """Accelerators by machine type and generation, whose names people write instead."""
+
+_USUALLY_S, _LONGEST_S = Spot(shutdown_s=30).pods_s, Spot(shutdown_s=120).pods_s
 
 _GENERATION = re.compile(r"tpu-?v?(\d+)")
 _NEWEST = max(int(number[1]) for name in GENERATION_OF if (number := _GENERATION.match(name)))
@@ -192,3 +196,19 @@ def capacity(pod: Pod) -> Iterator[Problem]:
             why = f"flex-start does not sell {machine.name}: no node can have this label, the Pod stays Pending"
             instead = "use Spot, a reservation or on-demand nodes, or another generation such as v5e or v6e"
             yield error(chosen[FLEX_START], why, instead)
+
+
+@rule(Pod, "spot-shutdown", "GKE: Spot VMs; node system configuration, shutdownGracePeriodSeconds")
+def spot_shutdown(pod: Pod) -> Iterator[Problem]:
+    """A Pod on Spot counts on no more time than a preempted machine leaves it."""
+    grace = pod.spec["terminationGracePeriodSeconds"]
+    if not pod.spot or grace.number is None or grace.number <= _USUALLY_S:
+        return
+    why = (
+        f"a preempted Spot machine ends all Pods after {_USUALLY_S} s, or after {_LONGEST_S} s if its node pool says "
+        "shutdownGracePeriodSeconds: 120"
+    )
+    if grace.number > _LONGEST_S:
+        yield warning(grace, f"{why}, whatever is written here", f"write {_LONGEST_S} or less, and be done by then")
+    elif not any(item["key"].text == POOL_CAPACITY for item in pod.spec["tolerations"]):  # `node-pools` makes those
+        yield note(grace, why, "write that into the pool's kubeletConfig (GKE 1.35.0-gke.1171000 and later)")

@@ -6,6 +6,7 @@ from typing import Any
 from kuberay.render.notes import noted
 from kuberay.render.overlay import overlaid
 from kuberay.render.ray.placement import node_selector, tolerations
+from ray_configs.capacity import SYSTEM_PODS_S, Spot
 from ray_configs.cloud import Bucket, SecretKey
 from ray_configs.cluster.labels import GCS_FUSE, TPU
 from ray_configs.cluster.workers import CPU_POD_MEMORY_GB, WorkerGroup
@@ -171,8 +172,12 @@ def pod_template(
         mounts.append({"name": "bucket", "mountPath": config.bucket.mount, **_read_only(config.bucket)})
     pod: dict[str, Any] = dict(spec)
     if isinstance(config, Service):
+        grace = config.drain_s + TO_STOP_S
         why = f"Replicas may finish requests for {config.drain_s} s (drain_timeout_s); then Ray stops."
-        pod[noted("terminationGracePeriodSeconds", why)] = config.drain_s + TO_STOP_S
+        if group is not None and isinstance(group.capacity, Spot) and group.capacity.pods_s < grace:
+            grace = group.capacity.pods_s
+            why = f"A preempted machine leaves no more; GKE's own Pods have its last {SYSTEM_PODS_S} s."
+        pod[noted("terminationGracePeriodSeconds", why)] = grace
     if account is None and config.service_account:
         account = config.service_account.service_account
     if account is not None:

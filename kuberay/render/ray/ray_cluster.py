@@ -21,6 +21,7 @@ from kuberay.render.ray.pods import (
 )
 from kuberay.render.ray.serve_config import SERVE_PORT
 from ray_configs.applications.ingress import DIRECT_INGRESS, HARD_STOP
+from ray_configs.capacity import Capacity, Spot
 from ray_configs.cloud import SecretKey
 from ray_configs.cluster.workers import GROUP_LABEL, GROUPS_LABELLED, SLICES_KEPT, WorkerGroup
 from ray_configs.service import GcsFaultTolerance, Service
@@ -49,6 +50,8 @@ HAPROXY_THREADS = "4"
 REDIS_CA = "/etc/podslice/redis"
 BEGIN_TO_DRAIN_S = 5
 """Seconds until a replica on a draining node or slice has been told to stop."""
+SPOT_STOPS_S = 5
+"""Seconds of a preempted machine's last ones in which Ray stops."""
 
 
 def ray_cluster_spec(config: Config, head_image: str, elastic: bool) -> dict[str, Any]:
@@ -85,14 +88,16 @@ def _gcs_fault_tolerance(redis: GcsFaultTolerance) -> dict[str, Any]:
     return options
 
 
-def _environment(config: Config) -> list[dict[str, Any]]:
-    """Environment that must be the same in every Ray process, on the head and on workers."""
+def _environment(config: Config, capacity: Capacity | None = None) -> list[dict[str, Any]]:
+    """Environment of a Ray node's processes, the same on the head and on workers but for the time that they have to
+    stop, by the `capacity` of their machines."""
     ingress: dict[str, str] = {}
     if isinstance(config, Service):
         ingress = DIRECT_INGRESS | {"RAY_SERVE_HAPROXY_NBTHREAD": HAPROXY_THREADS, GROUPS_LABELLED: "1"}
         # A node that is told to stop first drains its replicas and waits for them: give them their full time.
         drain_s = config.drain_s + BEGIN_TO_DRAIN_S
-        ingress["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] = str(drain_s)
+        node_s = min(drain_s, capacity.pods_s - SPOT_STOPS_S) if isinstance(capacity, Spot) else drain_s
+        ingress["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] = str(node_s)
         if drain_s > int(ingress[HARD_STOP]):
             ingress[HARD_STOP] = str(drain_s)
     return variables(ingress | config.env)
@@ -140,7 +145,7 @@ def _worker_group(config: Config, group: WorkerGroup, elastic: bool) -> dict[str
     # No readinessProbe: KubeRay's own checks for a Serve proxy, which keeps hosts without one out of the Service. Such
     # hosts stay NotReady, which has no other effect.
     kept = any(other.name == group.leads and other.minimum == other.maximum for other in config.worker_groups)
-    container["env"] = _environment(config) + secrets(config) + host_address(group.slice)
+    container["env"] = _environment(config, group.capacity) + secrets(config) + host_address(group.slice)
     container["env"] += variables({SLICES_KEPT: "1"} if kept else {})
     if not container["env"]:
         del container["env"]

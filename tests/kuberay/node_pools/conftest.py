@@ -12,9 +12,10 @@ PRETENDER = r"""#!/bin/bash
 printf '%s\0' "$#" "${0##*/}" "$@" >>"$CALLS"
 printf '%s\0' "${CLOUDSDK_CORE_PROJECT-}" >"$CALLS.project"
 for word in "$@"; do
-  if [[ $word == --from-file=* ]]; then
-    printf '%s\0' "$(cat "${word##*=}")" >>"$CALLS.secrets"
-  fi
+  case $word in
+    --from-file=*) printf '%s\0' "$(cat "${word##*=}")" >>"$CALLS.secrets" ;;
+    --system-config-from-file=*) printf '%s\0' "$(cat "${word##*=}")" >>"$CALLS.node-configs" ;;
+  esac
 done
 if [[ -n ${FAILS-} && $* == *"$FAILS"* ]]; then exit 9; fi
 case " $* " in
@@ -49,6 +50,7 @@ class Run:
     status: int
     calls: list[Call]
     secrets: list[str]
+    node_configs: list[str]
     project: str
     said: str
 
@@ -105,6 +107,7 @@ def run(tmp_path: Path) -> Callable[..., Run]:
             finished.returncode,
             _calls(_fields(log)),
             _fields(log.with_name("calls.secrets")),
+            _fields(log.with_name("calls.node-configs")),
             "".join(_fields(log.with_name("calls.project"))),
             finished.stderr,
         )

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from pydantic import ValidationError
+from ruamel.yaml import YAML
 
 from kuberay.node_pools import commands, pools, teardown
 from ray_configs.capacity import Capacity, FlexStart, OnDemand, Queued, Reservation, Spot
@@ -137,6 +138,16 @@ def test_slices_are_dealt_to_the_zones_in_turn(slice: str, least: int, most: int
     assert [(p.name, p.zone.removeprefix("us-east5-"), p.nodes, p.max_nodes) for p in planned] == expected
 
 
+def test_preempted_machines_leave_pods_their_time(run) -> None:
+    """GKE: node system configuration, `kubeletConfig`; its API: NodeKubeletConfig. Only Spot takes these, 30 or 120."""
+    ran = run(commands(service("v5e:4x8", 2, 2, Spot())))
+    assert [YAML(typ="safe").load(text) for text in ran.node_configs] == 2 * [
+        {"kubeletConfig": {"shutdownGracePeriodSeconds": 120, "shutdownGracePeriodCriticalPodsSeconds": 15}}
+    ]
+    for capacity in (Spot(shutdown_s=30), OnDemand(), FlexStart()):
+        assert run(commands(service("v5e:4x8", 2, 2, capacity))).node_configs == []
+
+
 def test_pods_without_tpus_have_the_default_pool_or_one_bought_their_way(run) -> None:
     work = {"name": "work", "command": ("true",), "cloud": GoogleCloud(location="us-east5")}
     assert pools(Job(**work)) == ()
@@ -144,7 +155,7 @@ def test_pods_without_tpus_have_the_default_pool_or_one_bought_their_way(run) ->
     ran = run(commands(Job(**work, capacity=Spot())))
     pool = ran.one("container node-pools create work-cpu").flags
     assert (pool["machine-type"], pool["num-nodes"], pool["max-nodes"]) == ("n2-standard-8", "0", "1")
-    assert pool["spot"] is True
+    assert pool["spot"] is True and len(ran.node_configs) == 1
     assert "tpu.googleapis.com" not in ran.one("services enable").words
 
 
@@ -188,6 +199,9 @@ def test_queued_capacity_installs_the_kueue_that_suits_the_operator(run, operato
         ("v5e:2x2", FlexStart(), "1.32.9", False),
         ("v5e:2x2", OnDemand(), "1.29.0-gke.1", False),
         ("v5e:2x2", OnDemand(), "latest", True),
+        ("v5e:2x2", Spot(), "1.34", False),
+        ("v5e:2x2", Spot(), "1.35.0-gke.1171000", True),
+        ("v5e:2x2", Spot(shutdown_s=30), "1.34", True),
     ],
 )
 def test_too_old_versions_are_refused(slice: str, capacity: Capacity, version: str, accepted: bool) -> None:

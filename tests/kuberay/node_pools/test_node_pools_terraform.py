@@ -67,6 +67,11 @@ def test_the_pools_are_those_of_the_script(job: Job) -> None:
         ("--location-policy=ANY", scaled.get("location_policy") == "ANY"),
         ("--reservation-affinity=none", reserved["consume_reservation_type"] == "NO_RESERVATION"),
         ("--reservation=projects/p/reservations/r", reserved.get("values") == ["projects/p/reservations/r"]),
+        (
+            "shutdownGracePeriodSeconds",  # hashicorp/google 7.39's kubelet_config
+            machine.get("kubelet_config")
+            == {"shutdown_grace_period_seconds": 120, "shutdown_grace_period_critical_pods_seconds": 15},
+        ),
         (f"--max-nodes={pool.max_nodes}", scaled.get("max_node_count") == pool.max_nodes),
         ("--max-run-duration=7200s", machine.get("max_run_duration") == "7200s"),
         ("--tpu-topology=4x4", placed == {"type": "COMPACT", "tpu_topology": "4x4"}),

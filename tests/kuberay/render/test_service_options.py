@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from kuberay.node_pools import pools
 from kuberay.render import to_yaml
+from ray_configs.capacity import Spot
 from ray_configs.cell import CellConfig
 from ray_configs.cloud import GoogleCloud, SecretKey
 from ray_configs.exposure import Gateway, LoadBalancer
@@ -160,6 +161,22 @@ def test_a_pod_that_stops_gives_its_replicas_their_time(seconds: float, drain: s
         assert env["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] == drain
         assert int(env["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"]) >= max(600, seconds), "streams outlive a reload"
         assert pod["terminationGracePeriodSeconds"] == grace and "lifecycle" not in container
+
+
+@pytest.mark.parametrize(("shutdown_s", "drain", "grace"), [(30, "10", 15), (120, "100", 105)])
+def test_a_preempted_machine_is_not_given_time_that_it_has_not(shutdown_s: int, drain: str, grace: int) -> None:
+    """GKE's page on Spot VMs: Pods have all but the last 15 s, whatever their grace period says."""
+    config = LLMConfig(slice="v6e:4x4", max_replicas=2)
+    application = Application(config=config, capacity=Spot(shutdown_s=shutdown_s))
+    groups = cluster(Service(name="s", applications=(application,)))["workerGroupSpecs"]
+    assert [group["groupName"] for group in groups] == ["tpu-v6e-4x4", "cpu-v6e-4x4", "routers"]
+    given = {group["groupName"]: _time_to_stop(group["template"]["spec"]) for group in groups}
+    assert given == {"tpu-v6e-4x4": (drain, grace), "cpu-v6e-4x4": ("125", 150), "routers": ("125", 150)}
+
+
+def _time_to_stop(pod: dict[str, Any]) -> tuple[str, int]:
+    env = {variable["name"]: variable.get("value") for variable in pod["containers"][0]["env"]}
+    return env["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"], pod["terminationGracePeriodSeconds"]
 
 
 def test_what_a_cell_publishes_has_its_time_too() -> None:

@@ -139,6 +139,8 @@ def test_from_zero_something_must_ask_for_a_whole_slice() -> None:
 def test_the_autoscaler_waits_as_long_as_machines_take(key: str) -> None:
     group = f"{GROUP} template spec nodeSelector {key}"
     scarce = changed(good.service(), (group, "true"))
+    if key.endswith("spot"):
+        scarce = changed(scarce, (f"{GROUP} template spec terminationGracePeriodSeconds", 105))
     finding = expect(scarce, "autoscaler-patience", "warning", "autoscalerOptions.env")
     patient = autoscaler(RAY_AUTOSCALER_RECONCILE_ALLOCATE_STATUS_TIMEOUT_S="604800")
     assert "RAY_AUTOSCALER_RECONCILE_ALLOCATE_STATUS_TIMEOUT_S" in finding.instead
@@ -185,6 +187,29 @@ def test_a_pod_lives_until_its_requests_end() -> None:
     ]
     assert len(good.grave(changed(good.service(), drain(60), *unsaid))) == 2
     assert good.grave(changed(good.service(), drain(20), *unsaid)) == [], "within everybody's 30 s"
+
+
+def test_spot_leaves_what_it_leaves_whatever_is_written() -> None:
+    """GKE's page on Spot VMs: 15 s for Pods, and 105 s with the pool's shutdownGracePeriodSeconds: 120."""
+    grace = f"{GROUP} template spec terminationGracePeriodSeconds"
+    spot = (f"{GROUP} template spec nodeSelector cloud.google.com/gke-spot", "true")
+    fixed = (f"{CLUSTER} enableInTreeAutoscaling", False)
+    finding = expect(
+        changed(good.service(), drain(120), spot, fixed),
+        "spot-shutdown",
+        "warning",
+        "terminationGracePeriodSeconds",
+        "15 s",
+    )
+    assert finding.instead == "write 105 or less, and be done by then"
+    short = changed(good.service(), drain(120), spot, fixed, (grace, 15))
+    assert good.grave(short) == [] and noted(short, "spot-shutdown") == []
+    pool = changed(good.service(), drain(120), spot, fixed, (grace, 105))
+    assert good.grave(pool) == [] and len(noted(pool, "spot-shutdown")) == 1
+    bound = {"key": "podslice-capacity", "operator": "Equal", "value": "spot", "effect": "NoSchedule"}
+    ours = changed(pool, (f"{GROUP} template spec tolerations 1", bound))
+    assert noted(ours, "spot-shutdown") == [], "`node-pools` makes such a pool"
+    assert noted(changed(good.service(), (grace, 105)), "spot-shutdown") == [], "it is not on Spot"
 
 
 def test_our_own_builders_say_how_long_they_drain() -> None:

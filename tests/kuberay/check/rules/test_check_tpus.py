@@ -96,6 +96,7 @@ def env(name: str, value: Any) -> Change:
         (
             [
                 (f"{POD} nodeSelector cloud.google.com/gke-spot", "true"),
+                (f"{POD} terminationGracePeriodSeconds", 15),
                 (f"{POD} nodeSelector cloud.google.com/gke-flex-start", "true"),
             ],
             "tpu-capacity",
