@@ -22,7 +22,9 @@ from apps.llm.served.metrics import EngineMetrics, RoutedMetrics
 from apps.llm.shared_limits import SharedLimits, Told
 from apps.llm.slice import load_engine
 from apps.llm.words_server import WordsServer
+from apps.serving import private_ray
 from apps.serving.ingress.api_keys import Principals
+from apps.serving.machines.leaving import LeavingNodes
 from apps.serving.replica import hosted, log_as_serve_does, without_keys
 from apps.serving.replica_options import OPEN, by_open_requests, in_group, options
 from ray_configs.cluster.workers import ROUTERS
@@ -63,6 +65,11 @@ class LLMEngine:
         self._engine, self._hosts = await hosted(config, load_engine)
         name = serve.get_replica_context().replica_id.unique_id
         self._served = ServedEngine(self._engine.tokens, ray.util.get_node_ip_address(), name, digest)
+        self._leaving = [LeavingNodes([private_ray.own_node()])]
+        if self._hosts is not None and self._hosts.leaving is not None:
+            self._leaving.append(self._hosts.leaving)
+        for machines in self._leaving:
+            machines.then(self._served.drain)
         reports = EngineMetrics(config.served_name).publish_forever(self._engine.stats)
         self._reports = asyncio.create_task(reports)
         self._adapters = HeldAdapters(self._engine)
@@ -103,6 +110,8 @@ class LLMEngine:
 
     def __del__(self) -> None:
         if hasattr(self, "_served"):
+            for machines in getattr(self, "_leaving", ()):
+                machines.close()
             self._served.drain()  # routers take their requests elsewhere, if there is an elsewhere
             deadline = time.monotonic() + self._drain_s
             while self._engine.busy and time.monotonic() < deadline:

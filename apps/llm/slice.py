@@ -25,6 +25,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from apps.llm.slice_reservation import ReservedSlice, reserve
 from apps.serving import private_ray
+from apps.serving.machines import notices
+from apps.serving.machines.leaving import LeavingNodes
 from ray_configs.llm import LLMConfig
 from ray_configs.tpu import TpuSlice
 
@@ -38,8 +40,6 @@ ACTORS_S = 300
 """Timeout for the actors of a reserved slice to start; the hosts have pulled the images by then."""
 SILENCE_S = 10
 """A host that answers no ping for this long counts as hanging."""
-LOOK_PERIOD_S = 1.0
-"""Time between two checks for hosts that are being drained."""
 
 
 def load_engine(config: LLMConfig) -> "tuple[Engine, SliceHosts | None]":
@@ -78,6 +78,7 @@ class SliceHost:
         from apps.llm.engine.hosts import worker
 
         engine = worker.Leader(leader, secret)
+        notices.pass_on()
         connection = engine.connect(rank)
         worker.exit_with(connection)
         threading.Thread(
@@ -90,7 +91,7 @@ class SliceHost:
 
     def node(self) -> str:
         """The host's Ray node id."""
-        return ray.get_runtime_context().get_node_id()
+        return private_ray.own_node()
 
     def ping(self) -> int:
         return os.getpid()
@@ -103,8 +104,8 @@ class SliceHosts:
         self.slice_name = reservation.slice_name
         self._reservation, self._actors = reservation, actors
         self._slice: SliceWorkers | None = None  # set once the hosts have connected
-        self._draining: list[int] = []
-        self._closing, self._closed = threading.Lock(), threading.Event()
+        self.leaving: LeavingNodes | None = None  # set once they load
+        self._closing = threading.Lock()
 
     @classmethod
     def start(cls, config: LLMConfig) -> "SliceHosts":
@@ -151,7 +152,7 @@ class SliceHosts:
             listener.close()
             raise
         nodes = ray.get([actor.node.remote() for actor in self._actors], timeout=ACTORS_S)
-        threading.Thread(target=self._watch, args=(nodes,), name="podslice-drains", daemon=True).start()
+        self.leaving = LeavingNodes(nodes)
 
     @property
     def workers(self) -> "SliceWorkers":
@@ -180,14 +181,8 @@ class SliceHosts:
                     self.workers.fail(f"host {rank} has died ({str(error).strip().splitlines()[0]})")
         if self.workers.failure is not None:
             raise RuntimeError(f"slice {self.slice_name}: {self.workers.failure}")
-        if self._draining:
-            raise RuntimeError(f"slice {self.slice_name} is going away: its hosts {self._draining} are being drained")
-
-    def _watch(self, nodes: list[str]) -> None:
-        while not self._closed.wait(LOOK_PERIOD_S):
-            with contextlib.suppress(Exception):  # the head may be unreachable for a moment
-                going = private_ray.draining_nodes()
-                self._draining = [rank for rank, node in enumerate(nodes) if node in going]
+        if self.leaving is not None and (ranks := self.leaving.ranks):
+            raise RuntimeError(f"slice {self.slice_name} is going away: its hosts {ranks} are being drained")
 
     def close(self) -> None:
         """Stop the hosts and give the slice back. Idempotent and thread-safe."""
@@ -197,7 +192,8 @@ class SliceHosts:
             self._slice.close()
 
     def _release(self) -> None:
-        self._closed.set()
+        if self.leaving is not None:
+            self.leaving.close()
         with self._closing:
             for actor in self._actors:
                 with contextlib.suppress(Exception):

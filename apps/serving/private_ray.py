@@ -18,7 +18,8 @@ import ray
 import ray._private.state
 import ray._private.worker
 from ray import PlacementGroupID, serve
-from ray.core.generated import common_pb2, gcs_pb2
+from ray._private import ray_constants
+from ray.core.generated import autoscaler_pb2, common_pb2, gcs_pb2
 from ray.serve.context import _get_global_client, _get_internal_replica_context
 from ray.serve.schema import LoggingConfig, ProxyStatus
 from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
@@ -29,6 +30,7 @@ PROXIES_S = 600
 TOO_LATE = "The current node timed out during startup"
 # Protobuf makes these at import, where no type checker sees them.
 IDLE: Any = vars(common_pb2)["NodeDeathInfo"].AUTOSCALER_DRAIN_IDLE
+PREEMPTION: Any = vars(autoscaler_pb2)["DrainNodeReason"].DRAIN_NODE_REASON_PREEMPTION
 ALIVE: Any = vars(gcs_pb2)["GcsNodeInfo"].ALIVE
 
 
@@ -73,9 +75,30 @@ def nodes() -> Iterator[RayNode]:
         )
 
 
+def own_node() -> str:
+    """The id of the node that this process runs on."""
+    return ray.get_runtime_context().get_node_id()
+
+
 def draining_nodes() -> set[str]:
     """Ids of nodes that are being drained."""
     return set(ray._private.state.state.get_draining_nodes())
+
+
+def drain(node: str, why: str, within_s: float | None = None) -> None:
+    """Have a node that is about to end drained, as `ray start` does on SIGTERM.
+
+    Args:
+        within_s: when it ends; None: as long as `ray start` of this node waits.
+
+    Raises:
+        RuntimeError: Ray refuses it.
+    """
+    seconds = ray_constants.RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S if within_s is None else within_s
+    ends = int(1000 * (time.time() + seconds))
+    accepted, reason = _worker().gcs_client.drain_node(node, PREEMPTION, why, ends, timeout=CALL_S)
+    if not accepted:
+        raise RuntimeError(f"Ray does not drain node {node}: {reason}")
 
 
 def free_resources() -> dict[str, dict[str, float]]:

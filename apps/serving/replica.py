@@ -26,6 +26,7 @@ from apps.serving.ingress.dialects.openai_errors import OpenAIError
 from apps.serving.ingress.open_requests import Draining, OpenRequests
 from apps.serving.ingress.same_machine import SameMachine, is_loopback, with_cors
 from apps.serving.logs.one_line import OneLine
+from apps.serving.machines import notices
 from apps.serving.replica_options import choose_platform, options
 from ray_configs.applications.replicas import AppConfig
 from ray_configs.llm import LLMConfig
@@ -51,6 +52,8 @@ def host(config: C, load: Callable[[C], T]) -> T:
 async def hosted(config: C, load: Callable[[C], T]) -> T:
     """`host` in a thread, because Serve's control calls share this event loop. Why it fails is told to who serves."""
     progress.app = serve.get_replica_context().app_name
+    if config.slice is not None and not config.spans_hosts:
+        notices.pass_on()
     try:
         return await asyncio.to_thread(host, config, load)
     except Exception as error:

@@ -25,7 +25,10 @@ from ray.util.placement_group import placement_group, placement_group_table
 
 from apps.serving import private_ray
 from apps.serving.ingress.direct_ingress import PRIORITY
+from apps.serving.machines import notices
+from apps.serving.machines.leaving import LeavingNodes
 from apps.serving.replica import log_as_serve_does
+from tests.http_servers import StandInHandler, StandInServer
 from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -77,6 +80,54 @@ def test_nodes() -> None:
 
 def test_draining_nodes() -> None:
     assert private_ray.draining_nodes() == set()
+
+
+class Metadata(StandInHandler):
+    """Compute Engine's metadata server, by its documents: it asks for a header, and says TRUE and FALSE in capitals."""
+
+    def do_GET(self) -> None:
+        assert self.headers["Metadata-Flavor"] == "Google"
+        known = {f"/computeMetadata/v1/instance/{entry}": said for entry, said in self.server.says.items()}
+        self.answer(known.get(self.path, ""), 200 if self.path in known else 404)
+
+
+@pytest.mark.parametrize("last", [{"preempted": "TRUE"}, {"maintenance-event": "TERMINATE_ON_HOST_MAINTENANCE"}])
+def test_a_machine_that_is_about_to_go_is_drained(last: dict[str, str]) -> None:
+    own = private_ray.own_node()
+    address, labels = ray.get_runtime_context().gcs_address, f"--labels=kind={next(iter(last))}"
+    start = [sys.executable, "-m", "ray.scripts.scripts", "start", f"--address={address}", "--num-cpus=1", labels]
+    subprocess.run(start, check=True, capture_output=True, timeout=240)
+    (machine,) = [node for node in private_ray.nodes() if node.alive and node.id != own]
+    told: list[int] = []
+    with StandInServer(Metadata) as server:
+        server.says = {"preempted": "FALSE"}
+
+        @ray.remote(num_cpus=1, label_selector={"kind": next(iter(last))})
+        class Machine:
+            def watch(self) -> str:
+                notices.pass_on()
+                return private_ray.own_node()
+
+        named = {"env_vars": {notices.HOST: f"127.0.0.1:{server.server_port}"}}
+        actor = Machine.options(runtime_env=named).remote()
+        assert ray.get(actor.watch.remote(), timeout=240) == machine.id
+        leaving = LeavingNodes([own, machine.id])
+        leaving.then(lambda: told.append(1))
+        time.sleep(3)
+        assert private_ray.draining_nodes() == set() and leaving.ranks == [] and not told
+        server.says |= last
+        deadline = time.monotonic() + 60
+        while not told:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        assert leaving.ranks == [1] and private_ray.draining_nodes() == {machine.id}
+        leaving.then(lambda: told.append(2))
+        assert told == [1, 2], "whoever asks later is told at once"
+        leaving.close()
+    ray.kill(actor)
+    while any(node.alive and node.id == machine.id for node in private_ray.nodes()):
+        assert time.monotonic() < deadline + 60, "Ray ends a drained node once nothing runs there"
+        time.sleep(0.1)
 
 
 def test_free_resources_leave_out_what_is_used_up() -> None:
