@@ -7,7 +7,9 @@ Linux sends a child's parent-death signal when the thread that started it ends.
 """
 
 import contextlib
+import math
 import os
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,13 +17,15 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from kuberay.local import LocalError, ServiceFailed, container
-from kuberay.local.hosts import Host, HostsPlan, LocalSlice
+from kuberay.local.hosts import HOST_LABEL, Host, HostsPlan, LocalSlice
 from kuberay.local.raylet import Raylet, Site
 
 RECREATE_DELAY_S = 3
 """Pause before a slice's hosts restart. On GKE, scheduling the Pods and starting the image take a minute or more."""
 NOTICED_S = 60
 """Longest wait for Ray to notice that a slice's hosts are gone, before they restart regardless."""
+RAYS_DRAIN = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
+"""Environment variable of a Pod: how long Ray drains its node after SIGTERM."""
 ATTEMPTS = 3
 STOP_TIMEOUT_S = 15
 
@@ -45,6 +49,10 @@ class RunningSlice:
     why: str = ""
     """Why it is being recreated."""
     gone_since: float = 0.0
+    notice: "subprocess.Popen[bytes] | None" = None
+    """Tells Ray that its hosts are about to go."""
+    ends_at: float = math.inf
+    """When they go, after a notice."""
 
     @property
     def up(self) -> int:
@@ -90,6 +98,15 @@ class EmulatedCluster:
         for raylet in running.raylets.values():
             raylet.wait(STOP_TIMEOUT_S)
         running.why = f"all of {', '.join(running.raylets)} were killed"
+
+    def preempt_slice(self, number: int) -> None:
+        """Begin to preempt a slice: Ray learns of it as from SIGTERM, and its hosts go when their grace period ends.
+
+        They may go earlier, as soon as nothing runs on them."""
+        running = self.slices[number]
+        wait_s = running.slice.hosts[0].env.get(RAYS_DRAIN, str(running.slice.grace_s))
+        running.notice = self.head.run("apps.serving.machines.drain", wait_s, HOST_LABEL, *running.raylets)
+        running.why = f"all of {', '.join(running.raylets)} were preempted"
 
     def tick(self, alive: Callable[[], set[str]]) -> None:
         """Run one pass of the control loop.
@@ -145,7 +162,14 @@ class EmulatedCluster:
 
     def _look_after(self, running: RunningSlice, alive: Callable[[], set[str]]) -> None:
         ended = [raylet for raylet in running.raylets.values() if not raylet.look()]
+        if running.notice is not None and (status := running.notice.poll()) is not None:
+            if status != 0:
+                raise ServiceFailed(f"Ray could not be told that {running.slice.name} goes:\n{self.head.last_words()}")
+            running.notice, running.ends_at = None, time.monotonic() + running.slice.grace_s
         match running.phase:
+            case SlicePhase.up if time.monotonic() > running.ends_at:
+                self._take_down(running, running.why)
+                self._say(f"{running.why}; their time is over")
             case SlicePhase.starting | SlicePhase.up if ended:
                 for raylet in ended:
                     if raylet.up:
@@ -184,7 +208,7 @@ class EmulatedCluster:
         failed.wait(STOP_TIMEOUT_S)
 
     def _take_down(self, running: RunningSlice, why: str) -> None:
-        running.why = why
+        running.why, running.ends_at = why, math.inf
         for raylet in running.raylets.values():
             raylet.stop()
         running.phase = SlicePhase.going
@@ -207,7 +231,9 @@ class EmulatedCluster:
 
     def _end_orphans(self) -> None:
         """Kill processes inherited from a container that was killed from outside: they must not outlive it."""
-        for pid in container.descendants(os.getpid(), frozenset(raylet.pid for raylet in self._raylets())):
+        ours = [raylet.pid for raylet in self._raylets()]
+        ours += [running.notice.pid for running in self.slices if running.notice is not None]
+        for pid in container.descendants(os.getpid(), frozenset(ours)):
             container.kill(pid)
             # A grandchild becomes our child only when its parent is gone.
             with contextlib.suppress(ChildProcessError):

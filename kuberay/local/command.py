@@ -44,12 +44,25 @@ def local(
             show_default=False,
         ),
     ] = None,
-    kills: Annotated[int, typer.Option(min=1, help="How often --kill-slice kills it.")] = 1,
+    preempt_slice: Annotated[
+        int | None,
+        typer.Option(
+            metavar="SLICE",
+            min=0,
+            help="The same, but the slice is preempted: it is told first, and has its Pods' grace period.",
+            show_default=False,
+        ),
+    ] = None,
+    upgrade: Annotated[
+        bool,
+        typer.Option("--upgrade", help="The same, but every process is replaced by one of a new version."),
+    ] = False,
+    times: Annotated[int, typer.Option("--times", "--kills", min=1, help="How often that is done.")] = 1,
     counts: Annotated[
         Path | None,
         typer.Option(
             dir_okay=False,
-            help="Where --kill-slice adds its counts up: the same command goes on after a stop.",
+            help="Where the counts add up: the same command goes on after a stop.",
             show_default=False,
         ),
     ] = None,
@@ -62,7 +75,7 @@ def local(
     python -m kuberay local ray_configs.catalog.spmd_175b --tiny
     """
     from kuberay.local import running
-    from kuberay.local.drill.kills import DrillOptions
+    from kuberay.local.drill.blows import DrillOptions
     from ray_configs.service import Service
 
     if kill_host is not None:
@@ -72,11 +85,18 @@ def local(
     if not isinstance(service, Service):
         assert service is not None  # read_config has refused YAML
         raise Refusal(rehearsal(config, service))
-    drill = None
-    if kill_slice is not None:
-        drill = DrillOptions(kill_slice, kills, counts)
-    elif counts is not None or kills != 1:
-        raise Refusal("--kills and --counts belong to --kill-slice SLICE: add it, or leave them out")
+    drills = [
+        *([DrillOptions("kill", kill_slice, times, counts)] if kill_slice is not None else []),
+        *([DrillOptions("preempt", preempt_slice, times, counts)] if preempt_slice is not None else []),
+        *([DrillOptions("upgrade", times=times, counts=counts)] if upgrade else []),
+    ]
+    if len(drills) > 1:
+        raise Refusal("--kill-slice, --preempt-slice and --upgrade are drills of their own: leave all but one out")
+    if not drills and (times != 1 or counts is not None):
+        raise Refusal(
+            "--times and --counts belong to --kill-slice, --preempt-slice or --upgrade: add one, or leave them out"
+        )
+    drill = drills[0] if drills else None
     running.run(service, running.LocalOptions(port, tiny, hosts_per_slice, slices, insist, drill))
 
 

@@ -31,6 +31,8 @@ HOST_LABEL = "podslice/host"
 HAProxy as addresses, so each host's is its address, as on GKE."""
 FROM_OBJECTS = {"secretKeyRef", "configMapKeyRef"}
 """Sources of variables that are objects of the cluster."""
+KUBERNETES_GRACE_S = 30
+"""Kubernetes' default between a Pod's notice and its end."""
 GCS_PORT = 6379
 """KubeRay's. Here all hosts share one machine, so raylet.py replaces it by a free port."""
 
@@ -77,6 +79,8 @@ class LocalSlice:
     name: str
     """Its TPU_NAME: `tpu-v5e-4x8-1`."""
     hosts: tuple[Host, ...]
+    grace_s: float
+    """What its Pods have between the notice that they end and their end."""
 
     @property
     def kind(self) -> str:
@@ -192,7 +196,8 @@ class _Reader:
                     # On GKE <slice>-<host>.<cluster>-headless; here all hosts have one address.
                     more["TPU_WORKER_HOSTNAMES"] = ",".join([self._address] * count)
             hosts.append(self._host(f"{name}-{index}", group["groupName"], group, more))
-        return LocalSlice(name, tuple(hosts))
+        grace_s = group["template"]["spec"].get("terminationGracePeriodSeconds", KUBERNETES_GRACE_S)
+        return LocalSlice(name, tuple(hosts), grace_s)
 
     def _host(self, name: str, group: str, spec: Mapping[str, Any], more: Mapping[str, str]) -> Host:
         container = _container(spec)

@@ -87,17 +87,25 @@ class Raylet:
             timeout_s: stop waiting after this long in any case.
         """
         deadline = time.monotonic() + timeout_s
-        command = [sys.executable, "-m", "apps.serving.shutdown"]
-        with self.log.open("ab") as log:
-            drains = subprocess.Popen(
-                command, env=self._environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
+        drains = self.run("apps.serving.shutdown")
         try:
             while drains.poll() is None and self.look() and time.monotonic() < deadline:
                 time.sleep(POLL_S)
         finally:
             drains.kill()
             drains.wait()
+
+    def run(self, module: str, *arguments: str) -> "subprocess.Popen[bytes]":
+        """Start a Python module as the host's own; what it says is in the host's log."""
+        with self.log.open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", module, *arguments],
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
 
     def stop(self) -> None:
         """Start to terminate it. Its processes are killed without warning."""

@@ -18,7 +18,8 @@ import psutil
 from kuberay.local import LocalError, ServiceFailed
 from kuberay.local.cluster import EmulatedCluster, SlicePhase
 from kuberay.local.dashboard import App, Dashboard, differences
-from kuberay.local.drill.kills import Drill, DrillOptions
+from kuberay.local.drill.blows import DrillOptions, blow_of
+from kuberay.local.drill.kills import Drill
 from kuberay.local.folder import RunFolder
 from kuberay.local.hosts import HostsPlan, plan_of
 from kuberay.local.memory import memory_gb, refuse_too_large, weights_gb
@@ -95,7 +96,9 @@ def _run(service: Service, options: LocalOptions, folder: RunFolder) -> None:
     manifest = next(item for item in render(scaled.service) if item["kind"] == "RayService")
     address = address_of(options.port)
     plan = plan_of(manifest, address=address, environment=os.environ, replicas=options.slices)
-    drill = Drill(scaled.service, plan, options.drill, options.port) if options.drill else None
+    drill = None
+    if options.drill:
+        drill = Drill(scaled.service, blow_of(options.drill, plan, options.port), options.drill, options.port)
     refuse_too_large(plan, weights_gb(scaled.service), options.insist)
     for sentence in (*scaled.notes, *_differences_of(plan, scaled.service)):
         _say(sentence)
@@ -172,7 +175,7 @@ class _Run:
                 self._deployed_to = self._cluster.heads
         if self._deployed_to and time.monotonic() - self._asked > 1:
             self._look_at_apps()
-        return self._drill is None or self._drill.step(self._cluster, self._apps, self._ready)
+        return self._drill is None or self._drill.step(self._cluster, self._dashboard, self._apps, self._ready)
 
     def _checked(self) -> bool:
         """Whether Ray's view matches GKE's; False if Ray does not answer yet. Raises ServiceFailed if it differs."""

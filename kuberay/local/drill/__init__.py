@@ -1,4 +1,5 @@
-"""`--kill-slice`: a slice is killed while streams are answered, and the verdict says what became of each of them.
+"""`--kill-slice`, `--preempt-slice` and `--upgrade`: what carries the streams goes while they are answered, and the
+verdict says what became of each of them.
 
 `kinds` are the requests. `streams` asks them again and again and holds each answer against an undisturbed one. `kills`
 is what the run's loop calls: it waits until the service is whole, kills, and counts.

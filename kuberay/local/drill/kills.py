@@ -1,22 +1,24 @@
-"""A drill's course: undisturbed answers first, then kill after kill, each once the service is whole again."""
+"""A drill's course: undisturbed answers first, then blow after blow, each once the service is whole again.
+
+`blows` are what can be done to it.
+"""
 
 import os
 import random
 import threading
 import time
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 from kuberay.local import LocalError
 from kuberay.local.cluster import EmulatedCluster, SlicePhase
-from kuberay.local.dashboard import App
+from kuberay.local.dashboard import App, Dashboard
+from kuberay.local.drill.blows import Blow, DrillOptions
 from kuberay.local.drill.streams import DrillCounts, Streams
-from kuberay.local.hosts import HostsPlan
 from ray_configs.llm import LLMConfig
 from ray_configs.service import Service
 
 ANSWERING_S = (2.0, 6.0)
-"""How long streams are answered before each kill: drawn anew, so that kills find them at other places."""
+"""How long streams are answered before each blow: drawn anew, so that blows find them at other places."""
 PAGES_S = 60.0
 """How long after the last stream a replica may take to free its pages; a caller that left is noticed only then."""
 
@@ -30,42 +32,29 @@ class StreamsHarmed(LocalError):
     status = 1
 
 
-@dataclass(frozen=True)
-class DrillOptions:
-    """The drill's part of the command line."""
-
-    slice: int
-    """Which slice is killed, by the number that the run shows."""
-    kills: int = 1
-    """How often, over all runs that add to one file."""
-    counts: Path | None = None
-
-
 class Drill:
     """`step` is called from the run's loop, and never waits."""
 
-    def __init__(self, service: Service, plan: HostsPlan, options: DrillOptions, port: int):
-        """Raises LocalError without such a slice or a language model, or if the counts cannot be read."""
-        if options.slice >= len(plan.slices):
-            names = ", ".join(f"{number}: {slice.name}" for number, slice in enumerate(plan.slices))
-            raise LocalError(f"--kill-slice {options.slice}: there is no such slice; there are {names or 'none'}")
+    def __init__(self, service: Service, blow: Blow, options: DrillOptions, port: int):
+        """Raises LocalError without a language model, or if the counts cannot be read."""
         asked = next((app for app in service.applications if isinstance(app.config, LLMConfig)), None)
         if asked is None or not isinstance(asked.config, LLMConfig):
-            raise LocalError(f"--kill-slice asks a language model, and {service.name} serves none: leave it out")
-        self._options, self.counts = options, DrillCounts.read(options.counts)
+            raise LocalError(f"{blow.flag} asks a language model, and {service.name} serves none: leave it out")
+        self._blow, self._options, self.counts = blow, options, DrillCounts.read(options.counts)
         self._before = replace(self.counts)
         url = f"http://127.0.0.1:{port}{asked.route_prefix.rstrip('/')}"
         self._streams = Streams(url, asked.config.served_name, os.environ.get("PODSLICE_API_KEY"), self.counts)
         self._routers = asked.config.router_count
         self._recording: threading.Thread | None = None
         self._recorded: LocalError | str = ""
-        self._kill_at = self._pages_until = self._say_at = 0.0
-        self._killed = False
+        self._strike_at = self._pages_until = self._say_at = 0.0
+        self._struck_at: float | None = None
+        self._seen = False
         self._pages: float | None = None
         self.saying = "drill: waits for the service"
         """What it does, as a line of the run's status."""
 
-    def step(self, cluster: EmulatedCluster, apps: list[App], ready: bool) -> bool:
+    def step(self, cluster: EmulatedCluster, dashboard: Dashboard, apps: list[App], ready: bool) -> bool:
         """One step, given the run's state. False: the drill is over.
 
         Raises:
@@ -82,7 +71,7 @@ class Drill:
             raise self._recorded
         if not self._recorded:
             return True
-        return self._kill(cluster, whole)
+        return self._strike(cluster, dashboard, apps, whole)
 
     def _record(self) -> None:
         try:
@@ -92,24 +81,25 @@ class Drill:
         except LocalError as error:
             self._recorded = error
 
-    def _kill(self, cluster: EmulatedCluster, whole: bool) -> bool:
-        now = time.monotonic()
+    def _strike(self, cluster: EmulatedCluster, dashboard: Dashboard, apps: list[App], whole: bool) -> bool:
+        now, options = time.monotonic(), self._options
         if self._pages_until:
             return self._ending(now)
-        if self._killed:
-            self._killed = not whole
-            self._kill_at = 0.0
-            if not self._killed:
-                self.counts.write(self._options.counts)
-        elif whole and self.counts.kills >= self._options.kills:
+        if self._struck_at is not None:
+            self._seen |= self._blow.seen(cluster, apps)  # not at once, after a notice
+            if self._seen and whole:
+                self.counts.longest_recovery_s = max(self.counts.longest_recovery_s, now - self._struck_at)
+                self.counts.write(options.counts)
+                self._struck_at, self._seen, self._strike_at = None, False, 0.0
+        elif whole and self.counts.kills >= options.times:
             self._streams.stop()
             self._pages_until = now + PAGES_S
-        elif whole and not self._kill_at:
-            self._kill_at = now + random.uniform(*ANSWERING_S)
-        elif whole and now >= self._kill_at:
-            cluster.kill_slice(self._options.slice)
+        elif whole and not self._strike_at:
+            self._strike_at = now + random.uniform(*ANSWERING_S)
+        elif whole and now >= self._strike_at:
+            self._blow.strike(cluster, dashboard, self.counts.kills)
             self.counts.kills += 1
-            self._killed, self._say_at = True, now
+            self._struck_at = self._say_at = now
         if now >= self._say_at:
             self.saying, self._say_at = f"drill: {self.told()}", now + SAY_S
         return True
@@ -129,8 +119,9 @@ class Drill:
         """What was counted so far, in words."""
         counts = self.counts
         return (
-            f"{_kills(counts.kills)} of slice {self._options.slice}, {counts.answers} answers, "
-            f"{counts.lost} lost, {counts.wrong} wrong; longest pause {counts.longest_pause_s:.1f} s"
+            f"{self._blow.words(counts.kills)}, {counts.answers} answers, "
+            f"{counts.lost} lost, {counts.wrong} wrong; longest pause {counts.longest_pause_s:.1f} s, "
+            f"longest recovery {counts.longest_recovery_s:.0f} s"
         )
 
     def interrupted(self) -> str:
@@ -144,7 +135,7 @@ class Drill:
         self.counts.write(self._options.counts)
         lines = [f"verdict: {self.told()}"]
         if self._before.kills:
-            lines[0] += f" (with the {_kills(self._before.kills)} of earlier runs)"
+            lines[0] += f" (earlier runs have {self._before.kills} of them)"
         lines += [f"not asked: {kind} ({why})" for kind, why in self._streams.left_out.items()]
         lines += self._streams.failures
         if self._pages:
@@ -156,10 +147,6 @@ class Drill:
                 "the config has routers=0: a stream ends with the replica that answers it. Set routers=1 or more"
             )
         raise StreamsHarmed("\n".join(lines))
-
-
-def _kills(number: int) -> str:
-    return f"{number} kill{'s' * (number != 1)}"
 
 
 def is_whole(cluster: EmulatedCluster, apps: list[App]) -> bool:

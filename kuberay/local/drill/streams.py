@@ -28,6 +28,7 @@ class DrillCounts:
     """What became of the streams, over all runs that add to one file."""
 
     kills: int = 0
+    """Blows of the drill's kind."""
     answers: int = 0
     """Complete ones, wrong ones included."""
     lost: int = 0
@@ -36,6 +37,8 @@ class DrillCounts:
     """Complete, but not what the undisturbed service answers."""
     longest_pause_s: float = 0.0
     """Longest time that a stream waited for its next token, or for its first."""
+    longest_recovery_s: float = 0.0
+    """Longest time until the service was whole again."""
 
     @classmethod
     def read(cls, path: Path | None) -> "DrillCounts":

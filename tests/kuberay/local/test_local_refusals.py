@@ -89,7 +89,8 @@ def test_a_host_to_kill_is_a_slice_and_a_number():
             "--kill-slice 7: there is no such slice; there are 0: tpu-",
         ),
         ("ray_configs.catalog.cell_v5e_4x8", ("--kill-slice", "0"), "asks a language model, and"),
-        ("ray_configs.catalog.spmd_175b", ("--kills", "3"), "belong to --kill-slice SLICE"),
+        ("ray_configs.catalog.spmd_175b", ("--kills", "3"), "belong to --kill-slice"),
+        ("ray_configs.catalog.spmd_175b", ("--kill-slice", "0", "--preempt-slice", "0"), "leave all but one out"),
     ],
 )
 def test_a_drill_that_cannot_be(config, options, said):

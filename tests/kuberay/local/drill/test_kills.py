@@ -4,6 +4,7 @@
 """
 
 import json
+import math
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,8 @@ import pytest
 
 from kuberay.local.cluster import SlicePhase
 from kuberay.local.dashboard import App
-from kuberay.local.drill.kills import Drill, DrillOptions, StreamsHarmed
+from kuberay.local.drill.blows import DrillOptions, blow_of
+from kuberay.local.drill.kills import Drill, StreamsHarmed
 from kuberay.local.hosts import HostsPlan, plan_of
 from kuberay.render import render
 from ray_configs.llm import LLMConfig
@@ -37,20 +39,26 @@ class Played:
 
     def __init__(self, server: Any, harm: str | None):
         self.slices = [SimpleNamespace(phase=SlicePhase.up)]
-        self._server, self._harm, self.killed = server, harm, 0
+        self._server, self._harm, self.killed, self._told_until = server, harm, 0, math.inf
 
     def kill_slice(self, number: int) -> None:
         self.killed += 1
         self.slices[number].phase, self._until = SlicePhase.going, time.monotonic() + 1
         self._server.harm = self._harm
 
+    def preempt_slice(self, number: int) -> None:
+        self._told_until = time.monotonic() + 0.5
+
     def tick(self) -> None:
+        if time.monotonic() > self._told_until:
+            self._told_until = math.inf
+            self.kill_slice(0)
         if self.slices[0].phase is SlicePhase.going and time.monotonic() > self._until:
             self.slices[0].phase, self._server.harm = SlicePhase.up, None
 
 
 def drilled(
-    monkeypatch: pytest.MonkeyPatch, counts: Path, harm: str | None, of: Service, kills: int
+    monkeypatch: pytest.MonkeyPatch, counts: Path, harm: str | None, of: Service, kills: int, preempt: bool = False
 ) -> tuple[Drill, int]:
     monkeypatch.setattr("kuberay.local.drill.kills.ANSWERING_S", (0.1, 0.2))
     monkeypatch.setattr("kuberay.local.drill.kills.PAGES_S", 0.0)
@@ -58,8 +66,10 @@ def drilled(
     app = App("llm", "RUNNING", "", {"RUNNING": 1}, 1, True)
     with StandInServer(Answering) as server:
         server.asked, server.harm = 0, None
-        drill, cluster = Drill(of, plan(of), DrillOptions(0, kills, counts), server.server_port), Played(server, harm)
-        while drill.step(cluster, [app], ready=True):  # type: ignore[arg-type]
+        options = DrillOptions("preempt" if preempt else "kill", 0, kills, counts)
+        blow = blow_of(options, plan(of), server.server_port)
+        drill, cluster = Drill(of, blow, options, server.server_port), Played(server, harm)
+        while drill.step(cluster, None, [app], ready=True):  # type: ignore[arg-type]
             cluster.tick()
             time.sleep(0.005)
         return drill, cluster.killed
@@ -81,20 +91,26 @@ def test_a_run_goes_on_from_the_counts_of_another(monkeypatch: pytest.MonkeyPatc
     answers = json.loads(counts.read_text())["answers"]
     second, killed = drilled(monkeypatch, counts, None, service(routers=1), 3)
     assert killed == 2, "the first run's kill counts"
-    assert "(with the 1 kill of earlier runs)" in second.verdict()
+    assert "(earlier runs have 1 of them)" in second.verdict()
     assert json.loads(counts.read_text())["answers"] > answers
+
+
+def test_a_preempted_slice_goes_only_after_its_notice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    drill, gone = drilled(monkeypatch, tmp_path / "counts.json", None, service(routers=1), 2, preempt=True)
+    assert gone == 2, "the second not before the first has gone and come again"
+    assert drill.verdict().startswith("verdict: 2 preemptions of slice 0, ")
+    assert drill.counts.longest_recovery_s >= 1.5
 
 
 def test_an_interrupted_drill_asks_for_nothing_more_and_keeps_its_counts(tmp_path: Path) -> None:
     counts, app = tmp_path / "counts.json", App("llm", "RUNNING", "", {"RUNNING": 1}, 1, True)
     with StandInServer(Answering) as server:
         server.asked, server.harm = 0, None
-        drill, cluster = (
-            Drill(service(), plan(service()), DrillOptions(0, 3, counts), server.server_port),
-            Played(server, None),
-        )
+        options = DrillOptions("kill", 0, 3, counts)
+        blow = blow_of(options, plan(service()), server.server_port)
+        drill, cluster = Drill(service(), blow, options, server.server_port), Played(server, None)
         while drill.counts.answers < 20:
-            assert drill.step(cluster, [app], ready=True)  # type: ignore[arg-type]
+            assert drill.step(cluster, None, [app], ready=True)  # type: ignore[arg-type]
             time.sleep(0.005)
         assert " answers, 0 lost, 0 wrong" in drill.interrupted()
         assert json.loads(counts.read_text())["answers"] >= 20
@@ -114,10 +130,11 @@ service = Service(name="drilled", applications=(Application(config=llm, capacity
 
 
 @pytest.mark.slow
-def test_a_drill_kills_a_slice_and_ends(local_run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("drill", [("--kill-slice", "0"), ("--preempt-slice", "0"), ("--upgrade",)])
+def test_a_drill_strikes_and_ends(local_run, tmp_path: Path, drill: tuple[str, str]) -> None:
     config, counts = tmp_path / "drilled.py", tmp_path / "counts.json"
     config.write_text(CONFIG)
-    run = local_run(str(config), "--tiny", "--kill-slice", "0", "--counts", str(counts))
+    run = local_run(str(config), "--tiny", *drill, "--counts", str(counts))
     run.wait_for("verdict", 1200)
     assert run.process.wait(60) == 0, run.output
     found = json.loads(counts.read_text())
