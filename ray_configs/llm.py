@@ -10,6 +10,7 @@ from ray_configs.applications.callers import ANONYMOUS, Callers
 from ray_configs.applications.kv_events import PublishedEvents
 from ray_configs.applications.replicas import AppConfig
 from ray_configs.applications.roots import ModelRoots
+from ray_configs.applications.scaling import ScalingConfig
 from ray_configs.base import Config
 
 DEMO_MODEL = str(Path(__file__).resolve().parent.parent / "apps" / "llm" / "demo" / "model")
@@ -189,7 +190,7 @@ class AdapterSource(TypedDict):
     """With another one, the same location is read again."""
 
 
-class LLMConfig(AppConfig, BatchesConfig, EngineConfig):
+class LLMConfig(AppConfig, ScalingConfig, BatchesConfig, EngineConfig):
     """One language model as a Serve application: `serve run apps.llm:build model=PATH max_batch_size=64 ...`."""
 
     import_path: ClassVar[str] = "apps.llm:build"
@@ -198,8 +199,6 @@ class LLMConfig(AppConfig, BatchesConfig, EngineConfig):
 
     model_id: str | None = None
     """Name in /v1/models and in requests' `model`; default: the last part of `model` (the demo is `podslice-demo`)."""
-    target_ongoing_requests: float = Field(24, gt=0)
-    """Requests in flight per replica that autoscaling aims at."""
     max_ongoing_requests: int = Field(512, ge=1)
     """Requests in flight at one replica (running and waiting, streams included); more wait in Serve's queue."""
     max_queued_requests: int = Field(256, ge=0)
@@ -238,6 +237,15 @@ class LLMConfig(AppConfig, BatchesConfig, EngineConfig):
                 "adapter_loading reaches only the replica that takes the request, so it needs max_replicas 1, or one "
                 "of `routers`; with more, name the adapters in `adapters`, which every replica loads"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _targets_can_be_met(self) -> "LLMConfig":
+        for name in self.scaling_targets:
+            if self.max_replicas == self.min_replicas:
+                raise ValueError(f"{name} changes nothing: max_replicas is min_replicas; raise it, or leave {name} out")
+            if not self.router_count:
+                raise ValueError(f"{name} needs replicas behind routers, which say what they have to do: set routers=1")
         return self
 
     @property

@@ -46,6 +46,9 @@ class StableDiffusionConfig(AppConfig):
     """Largest `n` of a request."""
     target_ongoing_requests: float = Field(8, gt=0)
     """Requests in flight per replica that autoscaling aims at."""
+    zero_after_s: float | None = Field(None, ge=0)
+    """How long a service with `min_replicas` 0 keeps its last replica without a request. None: Serve's delay for any
+    other, ten minutes."""
     max_ongoing_requests: int = Field(64, ge=1)
     """Requests in flight at one replica; more wait in Serve's queue."""
     max_queued_requests: int = Field(128, ge=0)

@@ -21,6 +21,7 @@ from apps.cell.desired.state import Published
 from apps.cell.errors import CellError
 from apps.serving.model_roots import HUB, is_hub_id, permitted
 from ray_configs.applications import lm_cloud
+from ray_configs.applications.scaling import ScalingConfig
 from ray_configs.cell import CellConfig
 from ray_configs.llm import AdapterSource, LLMConfig
 from ray_configs.loading import catalog, explained, load
@@ -33,7 +34,7 @@ OVERRIDES = {"BATCH_SIZE": "max_batch_size", "NUM_CACHE_SLOTS": "max_batch_size"
 """Saxml's name -> the field of LLMConfig."""
 NOT_OVERRIDDEN = frozenset(
     {"model", "model_id", "slice", "min_replicas", "max_replicas", "api_keys", "random_weights", "compile_cache"}
-    | {"tiny", "tiny_layers", "target_ongoing_requests", "stored_responses", "callers", "batches"}
+    | {"tiny", "tiny_layers", "stored_responses", "callers", "batches", *ScalingConfig.model_fields}
     | {"adapters", "adapter_loading", "model_roots", "routers"}
 )
 """Fields that the cell sets, or that name files."""

@@ -230,6 +230,7 @@ class EngineStats:
 
     running: int
     waiting: int
+    waiting_tokens: int  # of the prompts of waiting sequences
     pages_total: int
     pages_used: int
     prompt_tokens: int

@@ -19,6 +19,7 @@ from apps.llm.router.wire.served import ServedEngine
 from apps.llm.running_engines import RunningEngines, engine_digest
 from apps.llm.served.held_adapters import HeldAdapters
 from apps.llm.served.metrics import EngineMetrics, RoutedMetrics
+from apps.llm.served.scaling import ByLoad, ReplicaReport
 from apps.llm.shared_limits import SharedLimits, Told
 from apps.llm.slice import load_engine
 from apps.llm.words_server import WordsServer
@@ -26,7 +27,7 @@ from apps.serving import private_ray
 from apps.serving.ingress.api_keys import Principals
 from apps.serving.machines.leaving import LeavingNodes
 from apps.serving.replica import hosted, log_as_serve_does, without_keys
-from apps.serving.replica_options import OPEN, by_open_requests, in_group, options
+from apps.serving.replica_options import in_group, options
 from ray_configs.cluster.workers import ROUTERS
 from ray_configs.llm import AdapterSource, LLMConfig
 
@@ -38,7 +39,8 @@ def bound_routers(config: LLMConfig) -> serve.Application:
     """The application of a config with `routers`. Engines get no keys: only routers let clients in."""
     chosen = options(config)
     if "autoscaling_config" in chosen:  # Serve does not see what engines have
-        chosen["autoscaling_config"] |= {"policy": {"policy_function": by_open_requests}}
+        targets = {name: getattr(config, name) for name in ("target_ongoing_requests", *config.scaling_targets)}
+        chosen["autoscaling_config"] |= {"policy": {"policy_function": ByLoad, "policy_kwargs": targets}}
     config, keys = without_keys(config)
     # Deployments, which type checkers take for the classes.
     engine, router = cast(Any, LLMEngine), cast(Any, LLMRouter)
@@ -72,7 +74,7 @@ class LLMEngine:
             machines.then(self._served.drain)
         reports = EngineMetrics(config.served_name).publish_forever(self._engine.stats)
         self._reports = asyncio.create_task(reports)
-        self._adapters = HeldAdapters(self._engine)
+        self._adapters, self._report = HeldAdapters(self._engine), ReplicaReport()
         self._changing: asyncio.Task[None] | None = None
 
     async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
@@ -98,9 +100,8 @@ class LLMEngine:
         return self._served.endpoint
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Serve asks for it now and then: see `by_open_requests`."""
-        stats = self._engine.stats()
-        return {OPEN: stats.running + stats.waiting}
+        """Serve asks for it every few seconds: see `ByLoad`."""
+        return self._report.of(self._engine.stats())
 
     async def check_health(self) -> None:
         """Raises when the engine's loop or a host is dead or stuck; after three failures Serve replaces the replica."""

@@ -4,7 +4,7 @@ Also chooses the devices that JAX uses in a replica's process.
 """
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ray_configs.applications.replicas import AppConfig
 from ray_configs.cluster.labels import TPU_POD_TYPE, TPU_WORKER_ID
@@ -12,12 +12,7 @@ from ray_configs.cluster.workers import GROUP_LABEL, GROUPS_LABELLED, process_gr
 from ray_configs.llm import LLMConfig
 from ray_configs.stable_diffusion import StableDiffusionConfig
 
-if TYPE_CHECKING:
-    from ray.serve.config import AutoscalingContext
-
 RETRY_AFTER_S = 2.0
-OPEN = "open_requests"
-"""What a replica's `record_autoscaling_stats` counts: its running and waiting requests."""
 
 
 def options(config: LLMConfig | StableDiffusionConfig) -> dict[str, Any]:
@@ -47,6 +42,7 @@ def options(config: LLMConfig | StableDiffusionConfig) -> dict[str, Any]:
                 "min_replicas": config.min_replicas,
                 "max_replicas": config.max_replicas,
                 "target_ongoing_requests": config.target_ongoing_requests,
+                "downscale_to_zero_delay_s": config.zero_after_s,
             }
         }
     else:
@@ -79,20 +75,6 @@ def on_cpu_pod(config: AppConfig) -> dict[str, Any]:
 def in_group(name: str) -> dict[str, Any]:
     """Actor options for a process that runs on a group's CPU Pods, where Pods are labelled so."""
     return {"label_selector": {GROUP_LABEL: name}} if os.environ.get(GROUPS_LABELLED) == "1" else {}
-
-
-def by_open_requests(context: "AutoscalingContext") -> tuple[float, dict[str, Any]]:
-    """A policy for Serve's `AutoscalingConfig`: as many replicas as have `target_ongoing_requests` each.
-
-    Serve applies its bounds, delays and factors to it. A call through a handle that waits for a replica asks for one.
-    Runs in Serve's controller.
-    """
-    told = (context.aggregated_metrics or {}).get(OPEN)
-    if not told and context.current_num_replicas:  # they have not said anything yet
-        return context.target_num_replicas, {}
-    assert context.config is not None
-    wanted = sum((told or {}).values()) / context.config.get_target_ongoing_requests()
-    return wanted or float(bool(context.total_queued_requests)), {}
 
 
 def choose_platform(config: AppConfig) -> None:

@@ -6,7 +6,8 @@ import pytest
 
 from apps.cell.server import build
 from apps.llm.routed import bound_routers
-from apps.serving.replica_options import by_open_requests, options
+from apps.llm.served.scaling import ByLoad
+from apps.serving.replica_options import options
 from ray_configs.cell import CellConfig
 from ray_configs.llm import LLMConfig
 
@@ -48,7 +49,7 @@ def test_routers_run_on_pods_of_their_own(labelled: None, slice: str | None) -> 
     assert engine.ray_actor_options.get("label_selector") == actor(slice).get("label_selector")
     scaled = engine._deployment_config.autoscaling_config
     assert (scaled.min_replicas, scaled.max_replicas) == (1, 2)
-    assert scaled.policy.policy_function.endswith(by_open_requests.__name__)
+    assert scaled.policy.policy_function.endswith(ByLoad.__name__)
 
 
 @pytest.mark.parametrize(

@@ -129,6 +129,7 @@ class Stepper(Generic[LaunchedT]):
         return EngineStats(
             running=len(scheduler.running),
             waiting=queued + self.queued,
+            waiting_tokens=sum(seq.prompt_len for seq in list(self._answers) if not seq.entered_ns),
             pages_total=scheduler.pool.total - 1,
             pages_used=scheduler.pool.used,
             prompt_tokens=self._prompt_tokens,

@@ -26,7 +26,7 @@ from apps.llm.api import (
 )
 from apps.llm.schemas.written import check_schemas
 
-VERSION = 1
+VERSION = 2
 MOST_BYTES = 64 * 2**20
 """Largest message. An HTTP body has at most half of that, and its prompt is sent once, however many its answers."""
 MOST_UNSENT = 64 * 2**20

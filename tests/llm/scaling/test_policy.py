@@ -1,4 +1,4 @@
-"""Scaling by the requests that engines behind routers have, through Ray Serve's own wrapper of policies.
+"""Scaling by the load that engines behind routers have, through Ray Serve's own wrapper of policies.
 
 Oracle: Serve's own policy, which sees requests that come through it, given the same numbers.
 """
@@ -8,7 +8,7 @@ from ray.serve._private.common import DeploymentID, ReplicaID
 from ray.serve.autoscaling_policy import _apply_autoscaling_config, replica_queue_length_autoscaling_policy
 from ray.serve.config import AutoscalingConfig, AutoscalingContext
 
-from apps.serving.replica_options import OPEN, by_open_requests
+from apps.llm.served.scaling import OPEN, ByLoad
 
 TARGET = 4
 
@@ -41,7 +41,7 @@ def context(running: int, told: list[float], through_serve: float = 0, waiting: 
     )
 
 
-OURS = _apply_autoscaling_config(by_open_requests)
+OURS = _apply_autoscaling_config(ByLoad(TARGET))
 
 
 @pytest.mark.parametrize("told", [[0.0], [1.0], [4.0], [5.0], [40.0], [3.0, 4.0, 1.0], [0.0, 0.0], [9.0, 0.0]])
