@@ -161,8 +161,8 @@ def test_a_client_that_leaves_frees_the_model(cell: Client) -> None:
     body = {"model": "demo", "prompt": "x", "max_tokens": 60, "min_tokens": 60, "stream": True}
     with cell.http.stream("POST", "/v1/completions", json=body) as reply:
         next(reply.iter_bytes())
-        _until(lambda: engines.record_autoscaling_stats.remote().result().get("open") == 1)
-    _until(lambda: engines.record_autoscaling_stats.remote().result().get("open") == 0)
+        assert engines.record_autoscaling_stats.remote().result()["open"] == 1
+    _until(lambda: engines.record_autoscaling_stats.remote().result()["open"] == 0)
 
 
 @pytest.mark.slow
@@ -199,8 +199,8 @@ def test_an_answer_outlives_its_replica(cell: Client) -> None:
         begun = [threading.Event(), threading.Event()]
         answers = [pool.submit(ask, event) for event in begun]
         assert all(event.wait(60) for event in begun)
-        asked = engines.broadcast
-        _until(lambda: [told.get("open") for told in asked("record_autoscaling_stats").results()] == [1, 1])
+        told = engines.broadcast("record_autoscaling_stats").results()
+        assert [each["open"] for each in told] == [1, 1], "one each"
         killed = _pid_of("sax.small.longer#LLMEngine")
         assert killed is not None
         os.kill(killed, signal.SIGKILL)

@@ -41,17 +41,19 @@ class ReplicaReport:
     def of(self, stats: EngineStats) -> dict[str, float]:
         """Open requests, prompt tokens that arrive and are computed in a second, those that wait, and seconds a step.
 
-        Nothing at the first call: zeros would count in the averages."""
+        Only the first of them at the first call: zeros would count in the averages.
+        """
         now, before = self._clock(), self._before
         self._before = now, stats
+        told: dict[str, float] = {OPEN: stats.running + stats.waiting}
         if before is None or now <= before[0]:
-            return {}
-        told: dict[str, float] = {OPEN: stats.running + stats.waiting, WAITING: stats.waiting_tokens}
+            return told
         seconds, then = now - before[0], before[1]
         computed, steps = stats.prompt_tokens - then.prompt_tokens, stats.steps - then.steps
         arriving = max(0, computed + stats.waiting_tokens - then.waiting_tokens)
         step_s = (seconds / steps if steps else stats.step_running_s) if then.running and stats.running else 0.0
-        return told | {ARRIVING: arriving / seconds, COMPUTED: computed / seconds, STEP: step_s}
+        rates = {ARRIVING: arriving / seconds, COMPUTED: computed / seconds}
+        return told | rates | {WAITING: stats.waiting_tokens, STEP: step_s}
 
 
 class ByLoad:

@@ -93,8 +93,7 @@ class PlayedDay:
                 self.waited += each.second(self.now)
             if self.now % RECORD_S == 0:
                 for each in ready:
-                    if report := each.report.of(each.stats):
-                        each.told.append(report)
+                    each.told.append(each.report.of(each.stats))
                 self._decide()
 
     def _decide(self) -> None:
