@@ -46,7 +46,12 @@ def test_options_on_a_slice_that_scales():
     tpu = options(config)
     assert tpu["ray_actor_options"]["resources"] == {"TPU": 8}
     assert tpu["ray_actor_options"]["label_selector"] == {"ray.io/tpu-pod-type": "v5litepod-8"}
-    assert tpu["autoscaling_config"] == {"min_replicas": 0, "max_replicas": 3, "target_ongoing_requests": 10}
+    assert tpu["autoscaling_config"] == {
+        "min_replicas": 0,
+        "max_replicas": 3,
+        "target_ongoing_requests": 10,
+        "downscale_to_zero_delay_s": None,
+    }
     assert "num_replicas" not in tpu
 
 

@@ -164,7 +164,7 @@ def test_it_is_refused_after_little_work(chat_server: LocalServer, read: list[in
                 assert reply.status_code in (400, 413), (reply.status_code, reply.text[:300])
                 assert len(reply.content) < 3000
                 json.loads(reply.content)
-            assert beats[0] > 0
+            assert beats[0] > 0 or len(content) < 10_000, "what is small may be refused between two beats"
             assert sum(read) < 400_000, "a few pieces of it"
 
     asyncio.run(run())
