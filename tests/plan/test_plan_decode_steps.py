@@ -36,7 +36,8 @@ def steps(request: pytest.FixtureRequest) -> dict[str, dict[str, float]]:
 def test_one_copy_of_the_cache_and_every_byte_once(name: str, steps: dict[str, dict[str, float]]) -> None:
     step = steps[name]
     assert step["aliased"] >= step["kv_cache"], "the cache is donated"
-    assert step["temporaries"] < 0.05 * step["kv_cache"], "and nowhere copied"
+    # Beside them the sampling state is held once more, whose size the cache's says nothing about.
+    assert step["temporaries"] - step["other_arguments"] < 0.05 * step["kv_cache"], "and nowhere copied"
     moved = step["hbm_read"] + step["hbm_written"] + step["kernel"]
     assert moved < 1.10 * (step["weights"] - step["lookup"] + step["live"])
 
