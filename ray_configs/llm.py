@@ -75,6 +75,9 @@ class EngineConfig(Config):
     asked; a prefix that several callers share is computed and kept for each. all: everyone's.
 
     Clients without a key share one cache. A request's `cache_salt` divides any of them further."""
+    prefix_cache_host_gib: float = Field(0, ge=0)
+    """Memory of each host, in GiB, for pages that the prefix cache's place on the devices is needed for: they come back
+    from there. Measured at startup: it stays unused where computing a page is quicker than copying it."""
     kv_events: PublishedEvents = None
     """Publishes what the prefix cache stores and forgets, as vLLM does, for routers that follow it. On a command line:
     `kv_events='{"endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:6557"}'`."""
@@ -172,7 +175,9 @@ class EngineConfig(Config):
         return self
 
     @model_validator(mode="after")
-    def _budget_covers_batch(self) -> "EngineConfig":
+    def _fields_agree(self) -> "EngineConfig":
+        if self.prefix_cache_host_gib and not self.prefix_cache:
+            raise ValueError("prefix_cache_host_gib is for the prefix cache, which prefix_cache=false turns off")
         if self.max_step_tokens < self.max_batch_size:
             raise ValueError(
                 f"max_step_tokens ({self.max_step_tokens}) must be at least max_batch_size ({self.max_batch_size}): "

@@ -3,15 +3,15 @@
     python -m tools.route_trace conversation_trace.jsonl --replicas 8 --blocks 4000
 
 Reads Mooncake's traces (kvcache-ai/Mooncake, FAST25-release/traces): a line a request with `timestamp` in milliseconds
-and `hash_ids` of the prompt's blocks. Each replica caches so many blocks, least recently used first out, and computes
-what its cache lacks at the rate that keeps all of them busy for the whole trace (`--utilization` 1).
+and `hash_ids` of the prompt's blocks. Each replica has an engine's page pool of so many blocks, with `--host-blocks`
+more in host memory, and computes what it lacks at the rate that keeps all of them busy for the whole trace
+(`--utilization` 1).
 
 `podslice` is the choice that an engine makes between its DP ranks (`apps.llm.placement`), fed by what the caches
 announce; the others are for comparison. A load share is the busiest replica's work over the mean, in blocks computed.
 """
 
 import json
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from apps.llm.api import CacheNews
+from apps.llm.engine.prefix.page_pool import PagePool
 from apps.llm.page_names import PageName
 from apps.llm.placement.choice import CacheChoice, EngineLoad
 
@@ -41,6 +42,7 @@ class Outcome:
     """What a policy made of a trace."""
 
     hit_rate: float  # blocks found in a cache, of all
+    host_hit_rate: float  # those of them that host memory had
     load_share: float
     waits_s: tuple[float, ...]  # until a prompt is computed, ascending
 
@@ -49,35 +51,44 @@ class Outcome:
 
 
 class Replica:
-    """A cache of so many blocks, and the work that waits before it."""
+    """An engine's own page pool, with a block in the place of a page, and the work that waits before it."""
 
-    def __init__(self, blocks: int):
-        self._room, self._cached = blocks, OrderedDict[PageName, None]()
-        self._news, self._number = dict[PageName, bool](), 0
+    def __init__(self, blocks: int, host_blocks: int = 0, host_cost: float = 0):
+        self._pool = PagePool(blocks + 1, host_total=host_blocks)
+        self._known, self._number, self._host_cost = set[PageName](), 0, host_cost
         self.waiting = self.computed = 0.0
+        self.from_host = 0
 
     def found(self, blocks: Sequence[PageName]) -> int:
-        return next((number for number, block in enumerate(blocks) if block not in self._cached), len(blocks))
+        return next((number for number, block in enumerate(blocks) if block not in self._known), len(blocks))
 
     def take(self, blocks: Sequence[PageName]) -> int:
         """Compute a prompt; returns how many of its blocks were cached."""
-        found = self.found(blocks)
-        self.waiting += len(blocks) - found
-        self.computed += len(blocks) - found
-        for block in blocks:
-            if block not in self._cached:
-                self._news[block] = True
-            self._cached[block] = None
-            self._cached.move_to_end(block)
-        while len(self._cached) > self._room:
-            self._news[self._cached.popitem(last=False)[0]] = False
+        pool = self._pool
+        held = pool.match(blocks)
+        back = pool.bring_back(blocks[len(held) :])
+        found = len(held) + len(back)
+        new = pool.allocate(len(blocks) - found)
+        if new is None:
+            raise ValueError(f"a prompt of {len(blocks)} blocks does not fit into a cache of {pool.total - 1}")
+        for page, block in zip(new, blocks[found:]):
+            pool.publish(page, block)
+        pool.host.take()
+        pool.release([*held, *back, *new])
+        self.from_host += len(back)
+        self.waiting += len(new) + len(back) * self._host_cost
+        self.computed += len(new) + len(back) * self._host_cost
         return found
 
     def news(self) -> CacheNews:
-        news, self._news, self._number = self._news, {}, self._number + 1
-        stored = tuple(block for block, there in news.items() if there)
-        forgotten = tuple(block for block, there in news.items() if not there)
-        return CacheNews(number=self._number, stored=stored, forgotten=forgotten)
+        """Since the last time."""
+        news = self._pool.news.since(self._number)
+        self._number = news.number
+        if news.whole:
+            self._known.clear()
+        self._known.update(news.stored)
+        self._known.difference_update(news.forgotten)
+        return news
 
 
 Policy = Callable[[Arrival, list[Replica]], int]
@@ -94,13 +105,21 @@ def least_loaded() -> Policy:
 
 def prefix_alone() -> Policy:
     """The longest cached prefix, whatever waits there."""
-    return lambda arrival, replicas: max(range(len(replicas)), key=lambda at: replicas[at].found(arrival.blocks))
+
+    def choose(arrival: Arrival, replicas: list[Replica]) -> int:
+        for replica in replicas:
+            replica.news()
+        return max(range(len(replicas)), key=lambda at: replicas[at].found(arrival.blocks))
+
+    return choose
 
 
 def missing_and_waiting() -> Policy:
     """The plain rule: blocks to compute, those of the queue included."""
 
     def choose(arrival: Arrival, replicas: list[Replica]) -> int:
+        for replica in replicas:
+            replica.news()
         return min(range(len(replicas)), key=lambda at: replicas[at].waiting - replicas[at].found(arrival.blocks))
 
     return choose
@@ -120,8 +139,16 @@ def podslice(count: int, max_share: float, block_tokens: int = BLOCK_TOKENS) -> 
     return choose
 
 
-def run(trace: Sequence[Arrival], policy: Policy, count: int, blocks: int, utilization: float = 1.0) -> Outcome:
-    replicas = [Replica(blocks) for _ in range(count)]
+def run(
+    trace: Sequence[Arrival],
+    policy: Policy,
+    count: int,
+    blocks: int,
+    utilization: float = 1.0,
+    host_blocks: int = 0,
+    host_cost: float = 0,
+) -> Outcome:
+    replicas = [Replica(blocks, host_blocks, host_cost) for _ in range(count)]
     asked = sum(len(arrival.blocks) for arrival in trace)
     rate = asked / max(trace[-1].at_s, 1e-9) / count / utilization  # blocks a second that a replica computes
     hits, last_s, waits = 0, 0.0, []
@@ -133,7 +160,8 @@ def run(trace: Sequence[Arrival], policy: Policy, count: int, blocks: int, utili
         hits += replica.take(arrival.blocks)
         waits.append(replica.waiting / rate)
     computed = [replica.computed for replica in replicas]
-    return Outcome(hits / asked, max(computed) * count / max(sum(computed), 1), tuple(sorted(waits)))
+    from_host = sum(replica.from_host for replica in replicas)
+    return Outcome(hits / asked, from_host / asked, max(computed) * count / max(sum(computed), 1), tuple(sorted(waits)))
 
 
 def read(path: Path) -> list[Arrival]:
@@ -163,6 +191,8 @@ def main(
     blocks: Annotated[int, typer.Option(min=1, help="Blocks that each replica caches.")] = 4000,
     max_share: Annotated[float, typer.Option(min=1, help="As the config's max_load_share.")] = 1.05,
     utilization: Annotated[float, typer.Option(min=0.01, help="Of the replicas, without any hit.")] = 1.0,
+    host_blocks: Annotated[int, typer.Option(min=0, help="Blocks that each replica's host memory keeps.")] = 0,
+    host_cost: Annotated[float, typer.Option(min=0, help="Of a block that comes back, in blocks computed.")] = 0.1,
 ) -> None:
     """Print the hit rate and the load share of each policy."""
     try:
@@ -177,12 +207,18 @@ def main(
         "podslice": podslice(replicas, max_share),
     }
     table = Table(
-        "Policy", "Hit rate", "Load share", "Wait p50", "p95", title=f"{len(arrivals)} requests of {trace.name}"
+        "Policy",
+        "Hit rate",
+        "Of host",
+        "Load share",
+        "Wait p50",
+        "p95",
+        title=f"{len(arrivals)} requests of {trace.name}",
     )
     for name, policy in policies.items():
-        found = run(arrivals, policy, replicas, blocks, utilization)
+        found = run(arrivals, policy, replicas, blocks, utilization, host_blocks, host_cost)
         waits = (f"{found.wait_s(quantile):.1f} s" for quantile in (0.5, 0.95))
-        table.add_row(name, f"{found.hit_rate:.3f}", f"{found.load_share:.3f}", *waits)
+        table.add_row(name, f"{found.hit_rate:.3f}", f"{found.host_hit_rate:.3f}", f"{found.load_share:.3f}", *waits)
     Console().print(table)
 
 

@@ -17,10 +17,16 @@ class Layout:
     data: int
     tensor: int
 
-    def of_dp_rank(self, config: EngineConfig) -> EngineConfig:
-        """The config of one DP rank, with its share of the batch and its devices."""
-        share = -(-config.max_batch_size // self.data)
-        return config.model_copy(update={"max_batch_size": share, "data_parallel": 1, "tensor_parallel": self.tensor})
+    def of_dp_rank(self, config: EngineConfig, hosts: int = 1) -> EngineConfig:
+        """The config of one DP rank, with its share of the batch, of its hosts' memory and its devices."""
+        return config.model_copy(
+            update={
+                "max_batch_size": -(-config.max_batch_size // self.data),
+                "prefix_cache_host_gib": config.prefix_cache_host_gib / -(-self.data // hosts),
+                "data_parallel": 1,
+                "tensor_parallel": self.tensor,
+            }
+        )
 
     def hosts_of(self, dp_rank: int, devices: "Devices") -> range:
         """The ranks of the hosts that have a DP rank's devices."""

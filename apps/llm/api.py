@@ -244,6 +244,9 @@ class EngineStats:
     compiles_after_ready: int
     steps: int
     step_running_s: float  # how long the current turn of the loop has been running; 0 when idle
+    host_pages_total: int = 0  # for which the hosts' memory has room
+    host_pages_used: int = 0
+    host_hit_tokens: int = 0  # of `prefix_hit_tokens`, those found in the hosts' memory
 
     @classmethod
     def together(cls, parts: "list[EngineStats]") -> "EngineStats":

@@ -12,6 +12,7 @@ from apps.llm.engine.execute.sampling import TokenConstraints
 from apps.llm.engine.execute.step import HostStep, StepShape
 from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.model.products import splits_by_token
+from apps.llm.engine.prefix.host_pages import Transfer
 from apps.llm.engine.weights.model import Model
 from ray_configs.llm import EngineConfig
 
@@ -47,6 +48,8 @@ class Executor(Protocol[LaunchedT]):
     arch: Architecture
     pages: int
     """KV cache pages, page 0 included; known after `make_cache`."""
+    host_pages: int
+    """Pages for which the hosts' memory has room; known after `make_host_cache`."""
     skips_padding: bool
     """Whether a step takes time for the tokens that it has; else it takes that of all that it is compiled for."""
 
@@ -55,6 +58,10 @@ class Executor(Protocol[LaunchedT]):
 
     def warm_up(self) -> None:
         """Compile every shape and everything else a request may need, so that nothing compiles afterwards."""
+
+    def make_host_cache(self) -> None:
+        """Allocate host memory for pages, if the config asks for it and copying a page back is quicker than computing
+        it. Call `warm_up` first."""
 
     def shape_for(self, tokens: int, seqs: int, reads: bool = False) -> StepShape:
         """The smallest compiled step that holds this many; with `reads`, one that can be launched with a readout."""
@@ -72,6 +79,12 @@ class Executor(Protocol[LaunchedT]):
 
     def clean(self, pages: Sequence[int]) -> None:
         """Fill pages of the KV cache with zeros, after the steps launched so far and before the next."""
+
+    def keep(self, transfer: Transfer) -> None:
+        """Copy pages to host memory, after the steps launched so far and before the next."""
+
+    def bring_back(self, transfer: Transfer) -> None:
+        """Copy pages from host memory, after the steps launched so far and before the next."""
 
     def write_adapter(self, index: int, layer: int, values: Adapted | None) -> None:
         """Write an adapter's matrices of one layer, arrays of the host, at its index (from 1); None: zeros."""

@@ -17,6 +17,7 @@ def allocate_and_compile(executors: Ids[Executor[Any]], calibration: list[int]) 
         executor.make_cache(calibration)
     with ThreadPoolExecutor(len(executors)) as pool:
         list(pool.map(lambda executor: executor.warm_up(), executors))
+        list(pool.map(lambda executor: executor.make_host_cache(), executors))
 
 
 def read_vocabulary(model: Model, vocabulary: Callable[[Model], Vocabulary]) -> tuple[Vocabulary, Grammars]:

@@ -72,6 +72,8 @@ class EngineMetrics(Metrics[EngineStats]):
         "waiting": ("podslice_requests_waiting", "Sequences that wait for a slot in the batch."),
         "pages_total": ("podslice_kv_pages_total", "KV cache pages."),
         "pages_used": ("podslice_kv_pages_used", "KV cache pages that running sequences hold."),
+        "host_pages_total": ("podslice_host_pages_total", "Pages for which host memory has room."),
+        "host_pages_used": ("podslice_host_pages_used", "Pages in host memory."),
         "compiles_after_ready": ("podslice_compiles_after_ready", "Programs compiled since ready; should be 0."),
     }
     COUNTERS: ClassVar = {
@@ -80,6 +82,7 @@ class EngineMetrics(Metrics[EngineStats]):
         "scored_tokens": ("podslice_scored_tokens", "Tokens of suffixes scored."),
         "embeddings": ("podslice_embeddings", "Prompts embedded."),
         "prefix_hit_tokens": ("podslice_prefix_hit_tokens", "Prompt tokens found in the prefix cache."),
+        "host_hit_tokens": ("podslice_host_hit_tokens", "Of those, tokens that came back from host memory."),
         "preemptions": ("podslice_preemptions", "Sequences preempted; they are computed again."),
         "drafted_tokens": ("podslice_drafted_tokens", "Tokens that speculation guessed."),
         "accepted_tokens": (

@@ -114,6 +114,15 @@ def test_conversations_find_their_prefix_and_the_load_stays_even(seed: int) -> N
     assert ours.wait_s(0.95) < 1.05 * least.wait_s(0.95)
 
 
+def test_host_memory_finds_what_the_devices_have_no_room_for() -> None:
+    trace = list(conversations(800))
+    with_host = run(trace, podslice(8, 1.05), 8, 500, host_blocks=2000, host_cost=0.1)
+    without, large = (run(trace, podslice(8, 1.05), 8, blocks) for blocks in (500, 2000))
+    assert with_host.hit_rate == pytest.approx(large.hit_rate, abs=0.02), "as if the devices had that room"
+    assert with_host.hit_rate > 1.1 * without.hit_rate and without.host_hit_rate == 0 < with_host.host_hit_rate
+    assert with_host.load_share <= 1.05 and with_host.wait_s(0.5) < without.wait_s(0.5)
+
+
 def test_a_trace_is_read_and_a_bad_line_named(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     line = {"timestamp": 1500, "input_length": 600, "output_length": 1, "hash_ids": [0, 7]}

@@ -9,7 +9,7 @@ from collections import Counter
 
 def main() -> None:
     orders = json.loads(sys.stdin.readline())
-    from apps.llm.engine.execute import local
+    from apps.llm.engine.execute import local, memory
     from apps.llm.engine.hosts import worker
     from apps.llm.engine.weights.checkpoint import Checkpoint
     from ray_configs.llm import EngineConfig
@@ -25,7 +25,7 @@ def main() -> None:
 
     Checkpoint.stored = counting
     if "free_memory" in orders:
-        local._free_host_memory = lambda: orders["free_memory"][rank]
+        memory.free_host_memory = lambda field: orders["free_memory"][rank]
     launch = local.LocalExecutor.launch
     steps = 0
 

@@ -26,7 +26,7 @@ from apps.llm.engine.execute.local import LocalDevices
 from apps.llm.engine.execute.readout import Launched
 from apps.llm.engine.execute.step import HostStep, StepShape
 from apps.llm.engine.executor_protocol import Executor, ExecutorProvider, step_shapes
-from apps.llm.engine.hosts.lockstep import RankWorkers
+from apps.llm.engine.hosts.rank_workers import RankWorkers
 from apps.llm.engine.hosts.wire import NO_DP_RANK, Listener, MessageKind, message
 from apps.llm.engine.weights.model import Model
 from ray_configs.llm import EngineConfig

@@ -122,6 +122,30 @@ def test_two_hosts_give_the_answers_of_one_process(
 
 
 @pytest.mark.slow
+def test_prefixes_come_back_from_the_memory_of_each_host(config: Callable[..., EngineConfig]) -> None:
+    """Each host keeps the parts of its own devices. Oracle: one process without a prefix cache."""
+    sizes = {"pages": 14, "page_size": 16, "max_batch_size": 2}
+    alone = Engine.load(config(prefix_cache=False, **sizes))
+    together = Engine.load(config(prefix_cache_host_gib=0.01, **sizes), Processes(HOSTS, FEW))
+    prompts = [[7 + number, *range(20, 20 + 11 * number)] for number in range(1, 8)]
+
+    def tokens(engine: Engine) -> list[list[int]]:
+        params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+        generations = [engine.submit(prompt, params) for prompt in prompts]
+        return [[token for output in generation for token in output.token_ids] for generation in generations]
+
+    try:
+        expected = tokens(alone)
+        for _ in range(3):
+            assert tokens(together) == expected
+        stats = together.stats()
+        assert stats.host_hit_tokens > 100 and stats.compiles_after_ready == 0
+    finally:
+        alone.shutdown()
+        together.shutdown()
+
+
+@pytest.mark.slow
 def test_two_hosts_share_the_width_of_experts(config: Callable[..., EngineConfig]) -> None:
     """Two groups of devices, one on each host; the expert's biases count once."""
     alone = Engine.load(config("gpt_oss"))

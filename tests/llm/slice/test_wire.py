@@ -3,7 +3,7 @@
 import socket
 import threading
 
-from apps.llm.engine.hosts.lockstep import RankWorkers
+from apps.llm.engine.hosts.rank_workers import RankWorkers
 from apps.llm.engine.hosts.wire import NO_DP_RANK, Connection, Listener, MessageKind, message
 
 

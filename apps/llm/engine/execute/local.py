@@ -8,12 +8,10 @@ same order, and together they run one program (see `hosts.lockstep`).
 """
 
 import logging
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
@@ -27,12 +25,15 @@ from apps.arrays.programs import ProgramSet, warming_up
 from apps.llm.engine import kernels
 from apps.llm.engine.adapters import stack
 from apps.llm.engine.adapters.stack import Adapted
+from apps.llm.engine.execute import memory
+from apps.llm.engine.execute.host_memory import COPIED, HostMemory, median_s
 from apps.llm.engine.execute.programs import CLEANED, EnginePrograms, alike, unlike
-from apps.llm.engine.execute.readout import BLOCK, Launched, Readout, head
+from apps.llm.engine.execute.readout import Launched, Readout, head
 from apps.llm.engine.execute.sampling import TokenConstraints
 from apps.llm.engine.execute.step import HostStep, StepShape
 from apps.llm.engine.executor_protocol import Tokens, fitting, shapes_with_readout, step_shapes
 from apps.llm.engine.model import params
+from apps.llm.engine.prefix.host_pages import Transfer
 from apps.llm.engine.weights import prepared_shards
 from apps.llm.engine.weights.model import Model
 from apps.llm.engine.weights.prepared import Prepared
@@ -79,7 +80,7 @@ class LocalExecutor:
         dtype, platform = self.decoder.dtype, self.mesh.devices.flat[0].platform
         started = time.monotonic()
         if platform == "cpu" and not isinstance(model.checkpoint, Prepared):  # whose files are mapped, not read
-            self._check_weights_fit()
+            memory.check_weights_fit(self._specs)
         declared, to = self.declared, (self.mesh, dtype, self.int8_weights)
         if model.checkpoint is None or model.random_weights:
             self.params = params.random(declared, *to)
@@ -100,28 +101,16 @@ class LocalExecutor:
             time.monotonic() - started,
         )
         self.kv_scales: list[Any] | None = None
-        self.pages = 0
+        self.pages = self.host_pages = 0
         self.caches: list[Any] = []
+        self._host: HostMemory | None = None
 
     # -- memory -------------------------------------------------------------------------------------------------
-
-    def _check_weights_fit(self) -> None:
-        """Refuse weights that this machine could never hold: reading them would end the process, and maybe others."""
-        abstract = jax.tree.leaves(params.abstract(self.declared, self.mesh, self.decoder.dtype, self.int8_weights))
-        whole = sum(leaf.size * leaf.dtype.itemsize for leaf in abstract)
-        needed = whole * len(self.mesh.local_devices) // self.mesh.size
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        if needed > memory:
-            smaller = "or more devices" if self.int8_weights else "more devices, or quantize_weights int8"
-            raise MemoryError(
-                f"the weights that config.json implies take {needed / 2**30:.0f} GiB, but this machine has "
-                f"{memory / 2**30:.0f} GiB: use a larger one, {smaller}"
-            )
 
     def make_cache(self, calibration_ids: list[int]) -> int:
         """Measure int8 scales if wanted, allocate the KV cache, and return how many pages it has."""
         ids = calibration_ids[: self.max_pages * self.config.page_size]
-        self.pages = self.config.pages or self._pages_that_fit()
+        self.pages = self.config.pages or memory.pages_that_fit(self._specs, self.max_pages)
         self._specs = replace(self._specs, pages=self.pages, calibration=len(ids) if self._int8_cache else 0)
         self.programs = ProgramSet(self._specs.listed())
         if self._int8_cache:
@@ -140,33 +129,6 @@ class LocalExecutor:
     def _empty_caches(self, name: str, forms: list[Any]) -> list[Any]:
         makers = {layer: self.programs.once((name, layer)) for layer, _ in unlike(forms)}
         return [None if layer is None else makers[layer]() for layer in alike(forms)]
-
-    def _pages_that_fit(self) -> int:
-        """Pages that fit into the configured share of free memory, at most what a full batch needs (and page 0)."""
-        one = replace(self._specs, pages=1)
-        page_bytes: float = one.bytes_held_by("pages")
-        device = self.mesh.local_devices[0]
-        if device.platform == "cpu":
-            page_bytes *= len(self.mesh.local_devices) / self.mesh.size
-            free = _free_host_memory() * self.config.memory_fraction / 2
-        else:
-            stats = device.memory_stats()
-            page_bytes /= self.mesh.size
-            # Working memory of a step: activations and logits of the largest one, with a margin.
-            work = 4 * self.config.max_step_tokens * max(self.arch.intermediate_size, self.arch.hidden_size) * 4
-            work += 4 * max(self.config.max_batch_size, BLOCK) * self.arch.vocab_size * 4
-            work += one.bytes_held_by("slots") // self.mesh.size
-            free = (stats["bytes_limit"] - stats["bytes_in_use"]) * self.config.memory_fraction - work
-        # Hosts differ in free memory, and every page takes memory on each of them.
-        fit = distributed.least_over_hosts(int(free // page_bytes), self.mesh)
-        most = self.config.max_batch_size * self.max_pages + 1
-        if fit < self.max_pages + 1:
-            raise MemoryError(
-                f"the KV cache has room for {max(fit, 0)} pages of {self.config.page_size} tokens, less than one "
-                f"sequence of {self.max_pages * self.config.page_size}: lower max_model_len, quantize weights or the "
-                "KV cache to int8, or use a larger slice"
-            )
-        return min(fit, most)
 
     def _calibrate(self, ids: list[int]) -> list[Any]:
         shape = self._specs.calibration_shape
@@ -193,6 +155,48 @@ class LocalExecutor:
             for layer in range(len(self.adapter_forms)):
                 self.write_adapter(1, layer, None)
         self.programs.ready()
+
+    def make_host_cache(self) -> None:
+        """Allocate host memory for pages, if the config asks for it and copying is quicker than computing."""
+        pages = self._specs.host_pages
+        if not pages:
+            return
+        needed = self.config.prefix_cache_host_gib * 2**30
+        if needed > (free := memory.free_host_memory("prefix_cache_host_gib: 0")):
+            raise MemoryError(
+                f"prefix_cache_host_gib: a DP rank would take {needed / 2**30:.1f} GiB of this host, which has "
+                f"{free / 2**30:.1f} GiB left: lower it"
+            )
+        with warming_up():
+            self._host = HostMemory(self.programs, self._given)
+            copied_s, computed_s = self._seconds_a_page()
+            self.host_pages = distributed.least_over_hosts(pages if copied_s < computed_s else 0, self.mesh)
+        log.info(
+            "host memory: %s; a page takes %.2f ms to copy there and back, %.2f ms to compute",
+            f"{pages} pages, {self._host.nbytes / 2**30:.2f} GiB" if self.host_pages else "not used",
+            copied_s * 1000,
+            computed_s * 1000,
+        )
+        if not self.host_pages:
+            self._host = None
+
+    def _seconds_a_page(self) -> tuple[float, float]:
+        """Seconds to copy a page to host memory and back, and to compute its tokens in the largest step."""
+        size = self.config.page_size
+        count = min(self.shapes[-1].tokens // size, self.pages - 1, self.max_pages) or 1
+        tokens = min(count * size, self.shapes[-1].tokens)
+        step = self.shape_for(tokens, 1).host()
+        step.add([0] * tokens, tokens, range(1, count + 1), decoding=False)
+        computed_s = median_s(lambda: self.read(self.launch(step)))
+        some = min(COPIED, self.pages - 1, self._specs.host_pages)
+        transfer = Transfer(list(range(1, some + 1)), list(range(some)))
+
+        def copy() -> None:
+            self.keep(transfer)
+            self.bring_back(transfer)
+            jax.block_until_ready(self.caches)
+
+        return median_s(copy) / some, computed_s * size / tokens
 
     @property
     def compiles_after_ready(self) -> int:
@@ -251,6 +255,21 @@ class LocalExecutor:
                 for layer, cache in zip(self._paged_like, self.caches)
             ]
 
+    def keep(self, transfer: Transfer) -> None:
+        """Copy pages to host memory, after the steps launched so far."""
+        assert self._host is not None  # its pool knows of it
+        self._host.keep(self._paged(), transfer)
+
+    def bring_back(self, transfer: Transfer) -> None:
+        """Copy pages from host memory, after the steps launched so far."""
+        assert self._host is not None
+        paged = self._host.bring_back(self._paged(), transfer)
+        self.caches = [cache if new is None else new for cache, new in zip(self.caches, paged)]
+
+    def _paged(self) -> list[Any]:
+        """The caches that are split into pages; None in the place of others."""
+        return [None if layer is None else cache for layer, cache in zip(self._paged_like, self.caches)]
+
     def write_adapter(self, index: int, layer: int, values: Adapted | None) -> None:
         """Write an adapter's matrices of one layer, arrays of the host, at its index (from 1); None: zeros."""
         own, form = self.params["layers"][layer], self.adapter_forms[layer]
@@ -273,10 +292,3 @@ class LocalExecutor:
         return jax.tree.map(
             lambda part: jax.make_array_from_callback(part.shape, self._specs.everywhere, lambda _: part), host
         )
-
-
-def _free_host_memory() -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    raise MemoryError("/proc/meminfo has no MemAvailable: set `pages` in the config")

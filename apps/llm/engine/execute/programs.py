@@ -1,7 +1,7 @@
 """The programs of a language model on the devices of one DP rank: what each computes, and the list of them all."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ from apps.llm.engine import kernels
 from apps.llm.engine.adapters import stack
 from apps.llm.engine.adapters.stack import Adapted
 from apps.llm.engine.attention.spec import cache_dtype
-from apps.llm.engine.execute import readout, sampling
+from apps.llm.engine.execute import host_memory, readout, sampling
 from apps.llm.engine.execute.sampling import SamplingState, TokenConstraints
 from apps.llm.engine.execute.step import StepShape
 from apps.llm.engine.executor_protocol import shapes_with_readout
@@ -130,6 +130,14 @@ class EnginePrograms:
         return sum(form.size * form.dtype.itemsize for form in jax.tree.leaves(self.held_by(owner)))
 
     @property
+    def host_pages(self) -> int:
+        """Pages for which the config gives the hosts' memory, besides those on the devices."""
+        hosts = len({device.process_index for device in self.mesh.devices.flat})
+        page_bytes = replace(self, pages=1).bytes_held_by("pages") / hosts
+        room = self.config.prefix_cache_host_gib * 2**30
+        return int(room // page_bytes) if room and page_bytes and self.config.prefix_cache else 0
+
+    @property
     def slots(self) -> int:
         """Of sequences, and one more for padding."""
         return self.config.max_batch_size + 1
@@ -168,7 +176,8 @@ class EnginePrograms:
 
         Keys: `("step", tokens)`; `("scores", tokens)` and `("pooled", tokens)` of the steps that can be read out;
         `("start slot",)` and `("state",)`; `("cache", layer)`, `("clean", layer)` and `("adapter", layer)` of the first
-        of the layers that are alike; for an int8 cache `("calibrate",)` and `("calibration cache", layer)`.
+        of the layers that are alike; with pages in host memory `("keep",)` and `("bring back",)`; for an int8 cache
+        `("calibrate",)` and `("calibration cache", layer)`.
         """
         yield from map(self._step, self.shapes)
         yield from self._readouts()
@@ -176,6 +185,8 @@ class EnginePrograms:
         yield from self._empty("cache", self.caches)
         yield from self._cleaning()
         yield from self._adapter_writes()
+        if self.host_pages:
+            yield from host_memory.copying(self.held_by("pages"), self.host_pages, self.everywhere)
         if self.calibration:
             yield from self._calibration()
 

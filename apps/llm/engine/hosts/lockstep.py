@@ -11,33 +11,26 @@ Plain TCP connections, not actor calls: `tests/llm/slice/overhead.py` has the nu
 connection the moment the process at its other end dies.
 """
 
-import contextlib
 import logging
-import selectors
-import socket
 import threading
-import time
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from apps.arrays.layout import Devices, Layout
 from apps.llm.engine.adapters import stack
 from apps.llm.engine.adapters.stack import Adapted
-from apps.llm.engine.execute.readout import SCORE_ROWS, Readout
+from apps.llm.engine.execute.readout import Readout
 from apps.llm.engine.execute.sampling import TokenConstraints
 from apps.llm.engine.execute.step import HostStep, StepShape
 from apps.llm.engine.executor_protocol import Tokens, fitting, shapes_with_readout, step_shapes
-from apps.llm.engine.hosts.wire import NO_DP_RANK, Connection, Listener, MessageKind, message
+from apps.llm.engine.hosts.rank_workers import RankWorkers, SliceFailed
+from apps.llm.engine.hosts.wire import NO_DP_RANK, Listener, MessageKind, message
+from apps.llm.engine.prefix.host_pages import Transfer
 from apps.llm.engine.weights.model import Model
 from ray_configs.llm import EngineConfig
 
 log = logging.getLogger("podslice")
-
-
-class SliceFailed(RuntimeError):
-    """A host of the slice has died, hangs or failed; the others cannot continue without it."""
 
 
 class SliceWorkers:
@@ -112,126 +105,30 @@ class SliceWorkers:
         self._on_close()
 
 
-class RankWorkers:
-    """The hosts of one DP rank: sends all of them the same messages and reads from any of them.
-
-    Only `fail` is thread-safe. Every method raises SliceFailed as soon as any host has failed, and from then on.
-
-    Args:
-        connections: one to each host.
-        ranks: the hosts' ranks, in the same order; tokens come from the first.
-        step_deadline_s: a step that takes longer fails; loading and compiling have no deadline.
-        on_close: called once, when the connections are closed.
-    """
-
-    def __init__(
-        self,
-        connections: list[Connection],
-        ranks: Iterable[int],
-        step_deadline_s: float,
-        on_close: Callable[[], None] = lambda: None,
-    ):
-        self.compiles_after_ready = 0
-        self.failure: str | None = None
-        self._connections, self._deadline_s, self._on_close = connections, step_deadline_s, on_close
-        self._names = [f"host {rank}" for rank in ranks]
-        self._reports: list[deque[int]] = [deque() for _ in connections]  # DONE, by host
-        self._tokens: deque[Tokens] = deque()
-        self._closed = False
-        self._selector = selectors.DefaultSelector()
-        for i, connection in enumerate(connections):
-            self._selector.register(connection.socket, selectors.EVENT_READ, i)
-        self._alarm, self._rung = socket.socketpair()  # wakes a thread that waits in the selector
-        self._selector.register(self._rung, selectors.EVENT_READ, None)
-
-    def tell(self, data: bytes) -> None:
-        """Send the same message to every host."""
-        if self.failure:
-            raise SliceFailed(self.failure)
-        for name, connection in zip(self._names, self._connections):
-            try:
-                connection.send(data)
-            except OSError as error:
-                raise self._failed(f"{name} cannot be reached any more ({_reason(error)})") from error
-
-    def reports(self) -> list[int]:
-        """Wait for one DONE from each host, and return the numbers they report."""
-        while not all(self._reports):
-            self._listen(None)
-        return [reports.popleft() for reports in self._reports]
-
-    def tokens(self) -> Tokens:
-        """Wait for the results of the oldest unread step."""
-        deadline = time.monotonic() + self._deadline_s
-        while not self._tokens:
-            self._listen(deadline)
-        return self._tokens.popleft()
-
-    def fail(self, reason: str) -> None:
-        """Fail the hosts; a thread that waits for them gets SliceFailed at once. Thread-safe."""
-        self.failure = self.failure or reason
-        with contextlib.suppress(OSError):  # closed already
-            self._alarm.send(b"!")
-
-    def close(self) -> None:
-        """Close the connections, which makes the hosts' processes exit."""
-        if self._closed:
-            return
-        self._closed = True
-        self.failure = self.failure or "the slice was given back"
-        self._selector.close()
-        for end in (*(connection.socket for connection in self._connections), self._alarm, self._rung):
-            end.close()
-        self._on_close()
-
-    def _listen(self, deadline: float | None) -> None:
-        """Wait until a host sends something, then process all messages received."""
-        if self.failure:
-            raise SliceFailed(self.failure)
-        left = None if deadline is None else deadline - time.monotonic()
-        ready = self._selector.select(left) if left is None or left > 0 else []
-        if not ready:
-            raise self._failed(f"a step has not ended after {self._deadline_s:.0f} s")
-        troubles = []
-        for key, _ in ready:
-            if key.data is None:
-                raise SliceFailed(self.failure)
-            try:
-                for kind, numbers, content in self._connections[key.data].receive():
-                    if kind is MessageKind.TOKENS:
-                        self.compiles_after_ready = numbers[0]
-                        self._tokens.append(_tokens(numbers[1:], content))
-                    elif kind is MessageKind.DONE:
-                        self._reports[key.data].append(numbers[0])
-                    elif kind is MessageKind.FAILED:
-                        troubles.append(f"{self._names[key.data]} failed: {content.decode()}")
-            except OSError as error:
-                # Reported first: other hosts' failures are mostly a consequence of this one's death.
-                troubles.insert(0, f"{self._names[key.data]} has died ({_reason(error)})")
-        if troubles:
-            raise self._failed(troubles[0])
-
-    def _failed(self, reason: str) -> SliceFailed:
-        self.failure = self.failure or reason
-        log.error("the slice failed: %s", self.failure)
-        return SliceFailed(self.failure)
-
-
 class LockstepExecutor:
     """The `Executor` of a model on the devices of several hosts."""
 
     def __init__(self, config: EngineConfig, model: Model, hosts: RankWorkers):
-        self.arch, self.pages, self.hosts, self.skips_padding = model.arch, 0, hosts, False
+        self.arch, self.hosts, self.skips_padding = model.arch, hosts, False
+        self.pages = self.host_pages = 0
         self.shapes = step_shapes(config, model.max_len(config))
         self.readout_shapes = shapes_with_readout(self.shapes)
 
     def make_cache(self, calibration_ids: list[int]) -> int:
         self.hosts.tell(message(MessageKind.MAKE_CACHE, (len(calibration_ids),), _bytes(calibration_ids)))
-        pages = self.hosts.reports()
-        if len(set(pages)) > 1:
-            raise SliceFailed(f"the hosts disagree about the number of KV cache pages: {pages}")
-        self.pages = pages[0]
+        self.pages = self._agreed("KV cache pages")
         return self.pages
+
+    def make_host_cache(self) -> None:
+        self.hosts.tell(message(MessageKind.MAKE_HOST_CACHE))
+        self.host_pages = self._agreed("pages in host memory")
+
+    def _agreed(self, what: str) -> int:
+        """The number that all hosts report."""
+        numbers = self.hosts.reports()
+        if len(set(numbers)) > 1:
+            raise SliceFailed(f"the hosts disagree about the number of {what}: {numbers}")
+        return numbers[0]
 
     def warm_up(self) -> None:
         self.hosts.tell(message(MessageKind.WARM_UP))
@@ -260,6 +157,12 @@ class LockstepExecutor:
     def clean(self, pages: Sequence[int]) -> None:
         self.hosts.tell(message(MessageKind.CLEAN, (), _bytes(pages)))
 
+    def keep(self, transfer: Transfer) -> None:
+        self.hosts.tell(message(MessageKind.KEEP, (), _bytes(transfer.pages) + _bytes(transfer.rows)))
+
+    def bring_back(self, transfer: Transfer) -> None:
+        self.hosts.tell(message(MessageKind.BRING_BACK, (), _bytes(transfer.pages) + _bytes(transfer.rows)))
+
     def write_adapter(self, index: int, layer: int, values: Adapted | None) -> None:
         self.hosts.tell(message(MessageKind.ADAPTER, (index, layer), b"" if values is None else stack.packed(values)))
 
@@ -271,21 +174,5 @@ class LockstepExecutor:
         self.hosts.close()
 
 
-def _tokens(numbers: tuple[int, ...], content: bytes) -> Tokens:
-    """Unpack a TOKENS message: the samples, and the scores and pooled vectors if there are any."""
-    rows, columns, scored, width = numbers
-    parts = np.split(np.frombuffer(content, np.int32), np.cumsum([rows * columns, scored]))
-    samples, scores, pooled = (
-        parts[0].reshape(rows, columns),
-        parts[1].reshape(SCORE_ROWS, -1),
-        parts[2].view(np.float32),
-    )
-    return Tokens.unpack(samples, scores if scored else None, pooled.reshape(rows, width) if width else None)
-
-
 def _bytes(tokens: Sequence[int]) -> bytes:
     return np.array(tokens, np.int32).tobytes()
-
-
-def _reason(error: OSError) -> str:
-    return str(error) or type(error).__name__

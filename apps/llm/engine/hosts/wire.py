@@ -32,7 +32,7 @@ class MessageKind(IntEnum):
     # the step, the constraints, the readout.
     STEP = 3
     START_SLOT = 4  # slot, length of the prompt, length of the answer; then both
-    DONE = 5  # a number to report: from every host after loading, MAKE_CACHE and WARM_UP
+    DONE = 5  # a number to report: from every host after loading, MAKE_CACHE, WARM_UP and MAKE_HOST_CACHE
     # Programs compiled since ready, rows, columns, number of scores, width of pooled vectors; then the samples, the
     # scores and a pooled vector for each row.
     TOKENS = 6
@@ -40,6 +40,9 @@ class MessageKind(IntEnum):
     LAYOUT = 8  # number of DP ranks, devices in each
     ADAPTER = 9  # index, layer; then the adapter's matrices of that layer, or nothing for zeros
     CLEAN = 10  # the pages' numbers follow
+    MAKE_HOST_CACHE = 11
+    KEEP = 12  # the pages' numbers follow, then as many rows of host memory
+    BRING_BACK = 13  # as in KEEP
 
 
 def message(kind: MessageKind, numbers: tuple[int, ...] = (), content: bytes = b"") -> bytes:

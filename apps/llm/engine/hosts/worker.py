@@ -27,6 +27,7 @@ from apps.llm.engine.execute.readout import Launched, Readout
 from apps.llm.engine.execute.sampling import TokenConstraints
 from apps.llm.engine.execute.step import HostStep, StepShape
 from apps.llm.engine.hosts.wire import NO_DP_RANK, Connection, MessageKind, message
+from apps.llm.engine.prefix.host_pages import Transfer
 from apps.llm.engine.weights.model import Model
 from ray_configs.llm import EngineConfig
 
@@ -79,7 +80,7 @@ def work(leader: Leader, connection: Connection, config: EngineConfig, coordinat
             if distributed.takes_part(mesh):
                 first = rank == min(device.process_index for device in mesh.devices.flat)
                 worker = Worker(leader.connect(rank, dp_rank), rank, first)
-                orders = mesh, layout.of_dp_rank(config), model
+                orders = mesh, layout.of_dp_rank(config, hosts), model
                 threading.Thread(
                     target=worker.run, args=orders, name=f"podslice-dp-rank-{dp_rank}", daemon=True
                 ).start()
@@ -135,12 +136,19 @@ class Worker:
             executor.write_adapter(index, layer, stack.unpacked(executor.adapter_forms[layer], content))
         elif kind is MessageKind.CLEAN:
             executor.clean(np.frombuffer(content, np.int32).tolist())
+        elif kind in (MessageKind.KEEP, MessageKind.BRING_BACK):
+            pages, rows = np.frombuffer(content, np.int32).reshape(2, -1).tolist()
+            copy = executor.keep if kind is MessageKind.KEEP else executor.bring_back
+            copy(Transfer(pages, rows))
         elif kind is MessageKind.MAKE_CACHE:
             ids = np.frombuffer(content, np.int32).tolist()
             self._connection.send(message(MessageKind.DONE, (executor.make_cache(ids),)))
         elif kind is MessageKind.WARM_UP:
             executor.warm_up()
             self._connection.send(message(MessageKind.DONE))
+        elif kind is MessageKind.MAKE_HOST_CACHE:
+            executor.make_host_cache()
+            self._connection.send(message(MessageKind.DONE, (executor.host_pages,)))
         else:
             raise ValueError(f"{kind.name} is not a message for a host")
 

@@ -17,11 +17,19 @@ class StoredPage(NamedTuple):
     salts: tuple[str, ...]  # with which alone it is found
 
 
+class MovedPage(NamedTuple):
+    """A page that host memory has got or lost, or that the devices have lost."""
+
+    name: PageName
+    stored: bool
+    on_host: bool
+
+
 class PageFeed:
     """Takes the events from the engine's thread; another one reads them from `events`."""
 
     def __init__(self, page_size: int):
-        self.events: SimpleQueue[StoredPage | PageName | None] = SimpleQueue()  # a name alone: forgotten; None: the end
+        self.events: SimpleQueue[StoredPage | MovedPage | None] = SimpleQueue()  # None: the end
         self._page_size = page_size
 
     def stored(self, seq: Sequence, number: int) -> None:
@@ -37,5 +45,9 @@ class PageFeed:
             )
         )
 
-    def forgot(self, name: PageName) -> None:
-        self.events.put(name)
+    def kept(self, name: PageName) -> None:
+        """Host memory has a copy of the page."""
+        self.events.put(MovedPage(name, stored=True, on_host=True))
+
+    def forgot(self, name: PageName, on_host: bool = False) -> None:
+        self.events.put(MovedPage(name, stored=False, on_host=on_host))

@@ -20,7 +20,7 @@ from queue import Empty
 import msgspec
 import zmq
 
-from apps.llm.engine.kv_events.feed import PageFeed, StoredPage
+from apps.llm.engine.kv_events.feed import MovedPage, PageFeed, StoredPage
 from apps.llm.page_names import PageName
 from ray_configs.applications.kv_events import KVEvents
 
@@ -28,25 +28,27 @@ log = logging.getLogger(__name__)
 
 MOST = 512  # events of a batch
 POLL_S = 0.1  # how often replay requests are looked for while nothing else happens
+DEVICES, HOST = "GPU", "CPU"
+"""vLLM's words for the accelerators' memory and for their hosts'."""
 END = (-1).to_bytes(8, "big", signed=True)
 
 
 class BlockStored(msgspec.Struct, array_like=True, tag=True):
-    """Pages of one prompt, one after the other."""
+    """Pages of one prompt, one after the other. Of copies in host memory, vLLM says the hashes alone."""
 
     block_hashes: list[int]
     parent_block_hash: int | None
     token_ids: list[int]
     block_size: int
     lora_id: None = None  # vLLM's own older field
-    medium: str = "GPU"  # vLLM's word for the accelerator's memory
+    medium: str = DEVICES
     lora_name: str | None = None
     extra_keys: list[tuple[str, ...] | None] | None = None  # of each page: what else it is found by
 
 
 class BlockRemoved(msgspec.Struct, array_like=True, tag=True):
     block_hashes: list[int]
-    medium: str = "GPU"
+    medium: str = DEVICES
 
 
 class EventBatch(msgspec.Struct, array_like=True):
@@ -56,7 +58,7 @@ class EventBatch(msgspec.Struct, array_like=True):
 
 
 def as_events(
-    happened: Iterable[StoredPage | PageName], page_size: int, name_of: Callable[[bytes], str]
+    happened: Iterable[StoredPage | MovedPage], page_size: int, name_of: Callable[[bytes], str]
 ) -> list[BlockStored | BlockRemoved]:
     """The events as vLLM has them, with neighbours that belong together in one.
 
@@ -67,11 +69,12 @@ def as_events(
     last: StoredPage | None = None
     for event in happened:
         before = found[-1] if found else None
-        if not isinstance(event, StoredPage):
-            if isinstance(before, BlockRemoved):
-                before.block_hashes.append(as_integer(event))
+        if isinstance(event, MovedPage):
+            moved = as_moved(event, page_size)
+            if last is None and before is not None and type(before) is type(moved) and before.medium == moved.medium:
+                before.block_hashes += moved.block_hashes
             else:
-                found.append(BlockRemoved([as_integer(event)]))
+                found.append(moved)
             last = None
             continue
         follows = last is not None and event.parent == last.name and event.adapter == last.adapter
@@ -89,6 +92,11 @@ def as_events(
             before.extra_keys.append(None)
         last = event
     return found
+
+
+def as_moved(event: MovedPage, page_size: int) -> BlockStored | BlockRemoved:
+    medium, hashes = HOST if event.on_host else DEVICES, [as_integer(event.name)]
+    return BlockStored(hashes, None, [], page_size, medium=medium) if event.stored else BlockRemoved(hashes, medium)
 
 
 def as_integer(name: PageName) -> int:
@@ -152,15 +160,15 @@ class KVEventPublisher:
             if ends:
                 return
 
-    def _next(self) -> list[StoredPage | PageName | None]:
-        happened: list[StoredPage | PageName | None] = []
+    def _next(self) -> list[StoredPage | MovedPage | None]:
+        happened: list[StoredPage | MovedPage | None] = []
         with suppress(Empty):
             happened.append(self._feed.events.get(timeout=POLL_S))
             while len(happened) < MOST and happened[-1] is not None:
                 happened.append(self._feed.events.get_nowait())
         return happened
 
-    def _publish(self, happened: list[StoredPage | PageName]) -> None:
+    def _publish(self, happened: list[StoredPage | MovedPage]) -> None:
         if not happened:
             return
         batch = EventBatch(time.time(), as_events(happened, self._page_size, self._name_of), self._rank)

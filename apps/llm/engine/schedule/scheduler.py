@@ -16,9 +16,8 @@ from dataclasses import dataclass, field
 
 from apps.llm.engine.fairness.accounts import Account, Accounts, insert, least_served
 from apps.llm.engine.fairness.backlog import Backlog
-from apps.llm.engine.schedule.pages import PagePool
+from apps.llm.engine.prefix.page_pool import PagePool
 from apps.llm.engine.schedule.sequence import UNREAD, Sequence, Work
-from apps.llm.page_names import PageName, page_name
 
 
 @dataclass
@@ -173,7 +172,7 @@ class Scheduler:
         """
         first = start // self.page_size
         made = {*seq.pages[first:], *self.pool.named(seq.hashes[first:])}
-        self.pool.spoil({*seq.pages, *self.pool.named(seq.hashes)})
+        self.pool.spoil(seq.pages, seq.hashes)
         return [other for other in self.running if other is not seq and not made.isdisjoint(other.pages)]
 
     def check(self) -> None:
@@ -265,7 +264,11 @@ class Scheduler:
         if self.pool.reuse:
             # Not the last token's page: at least one token must be computed to sample from.
             known = min(len(seq.tokens) - 1, seq.reusable)
-            seq.pages = self.pool.match(self._names(seq, known // self.page_size))
+            names = seq.names(known // self.page_size, self.page_size)
+            seq.pages = self.pool.match(names)
+            for page in self.pool.bring_back(names[len(seq.pages) :]):
+                self.pool.news.tell(seq, len(seq.pages))
+                seq.pages.append(page)
             seq.published = len(seq.pages)
             seq.computed = len(seq.pages) * self.page_size
         while not self._grow(seq, min(len(seq.tokens), seq.computed + self._budget)):
@@ -287,13 +290,7 @@ class Scheduler:
         known = len(seq.tokens) - (seq.tokens[-1] == UNREAD) - (seq.tokens[-2:-1] == [UNREAD])
         full = min(seq.computed, known) // self.page_size
         if full > seq.published:
-            for i, name in enumerate(self._names(seq, full)[seq.published :], seq.published):
-                if self.pool.publish(seq.pages[i], name) and self.pool.news.feed is not None:
-                    self.pool.news.feed.stored(seq, i)
+            for i, name in enumerate(seq.names(full, self.page_size)[seq.published :], seq.published):
+                if self.pool.publish(seq.pages[i], name):
+                    self.pool.news.tell(seq, i)
             seq.published = full
-
-    def _names(self, seq: Sequence, full: int) -> list[PageName]:
-        for i in range(len(seq.hashes), full):
-            parent = seq.hashes[-1] if seq.hashes else seq.page_root
-            seq.hashes.append(page_name(parent, seq.tokens[i * self.page_size : (i + 1) * self.page_size]))
-        return seq.hashes[:full]

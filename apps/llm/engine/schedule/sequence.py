@@ -9,7 +9,7 @@ from typing import NamedTuple
 from apps.llm.api import TokenRequest
 from apps.llm.engine.fairness.accounts import Account
 from apps.llm.engine.speculation.drafter import Drafter
-from apps.llm.page_names import PageName
+from apps.llm.page_names import PageName, page_name
 
 UNREAD = -1  # a token that is sampled on the device but not yet read
 
@@ -50,6 +50,13 @@ class Sequence:
     @property
     def background(self) -> bool:
         return self.request.caller.background
+
+    def names(self, full: int, page_size: int) -> list[PageName]:
+        """Names of its first `full` pages, whose tokens must all be known."""
+        for first in range(len(self.hashes) * page_size, full * page_size, page_size):
+            parent = self.hashes[-1] if self.hashes else self.page_root
+            self.hashes.append(page_name(parent, self.tokens[first : first + page_size]))
+        return self.hashes[:full]
 
     def follow(self) -> Drafter | None:
         """Its drafter, which has seen every token that is read."""

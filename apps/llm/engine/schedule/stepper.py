@@ -16,11 +16,12 @@ from typing import Generic
 
 from apps.llm.api import LATE, EngineStats, Sink, TokenOutput
 from apps.llm.engine.executor_protocol import Executor, LaunchedT, Tokens
+from apps.llm.engine.prefix.page_pool import PagePool
+from apps.llm.engine.prefix.preparing import prepare_pages
 from apps.llm.engine.schedule.adapter_changes import AdapterChanges
 from apps.llm.engine.schedule.answer import Answer, failed, last_output
 from apps.llm.engine.schedule.delivery import Outputs, deliver
 from apps.llm.engine.schedule.filling import SlotTable, build_constraints, build_step
-from apps.llm.engine.schedule.pages import PagePool
 from apps.llm.engine.schedule.pooling import PromptTask
 from apps.llm.engine.schedule.scheduler import Scheduler
 from apps.llm.engine.schedule.sequence import Sequence, Work, with_rows
@@ -54,7 +55,7 @@ class Stepper(Generic[LaunchedT]):
     ):
         self.config, self.executor, self.turn_times, self._clock = config, executor, turn_times, clock
         self.scheduler = Scheduler(
-            PagePool(executor.pages, reuse=config.prefix_cache),
+            PagePool(executor.pages, config.prefix_cache, executor.host_pages),
             config.page_size,
             config.max_batch_size,
             config.max_step_tokens,
@@ -137,6 +138,9 @@ class Stepper(Generic[LaunchedT]):
             scored_tokens=self._scored_tokens,
             embeddings=self._embeddings,
             prefix_hit_tokens=scheduler.prefix_hit_tokens,
+            host_pages_total=scheduler.pool.host.total,
+            host_pages_used=scheduler.pool.host.used,
+            host_hit_tokens=scheduler.pool.host.returned * scheduler.page_size,
             preemptions=scheduler.preemptions,
             drafted_tokens=self._drafted_tokens,
             accepted_tokens=self._accepted_tokens,
@@ -161,7 +165,7 @@ class Stepper(Generic[LaunchedT]):
             self._deliver()
             pending = None
         work = self.scheduler.schedule(self._drafts() if pending is None else {})
-        self._clean()
+        prepare_pages(self.scheduler.pool, self.executor)
         self.stalled = not work and any(not seq.masked() for seq in self._answers)
         if work:
             self._pending = work, self._launch(work, began)
@@ -192,10 +196,6 @@ class Stepper(Generic[LaunchedT]):
             return {}
         wanted = draft_lengths(self.scheduler, self.config, self.turn_times, in_flight=False)
         return {seq: self._answers[seq].plausible(seq.drafted(count)) for seq, count in wanted.items()}
-
-    def _clean(self) -> None:
-        if pages := self.scheduler.pool.to_clean():
-            self.executor.clean(pages)
 
     def _enter(self, now: int) -> None:
         """Prepare the slots of sequences that have entered the batch."""
@@ -262,7 +262,7 @@ class Stepper(Generic[LaunchedT]):
                     break
                 self.scheduler.accept(seq, ids[i + 1])
                 self._take(seq, answer, ids[i + 1], result, i + 1)
-        self._clean()
+        prepare_pages(self.scheduler.pool, self.executor)
 
     def _take(self, seq: Sequence, answer: Answer | PromptTask, token: int, result: Tokens, row: int) -> None:
         """Take a sequence's next token, of this row of its step, and finish the sequence if it is the last one."""

@@ -9,10 +9,11 @@ from apps.llm.engine.hosts.lockstep import LockstepExecutor
 from apps.llm.engine.hosts.wire import HEADER, NUMBERS, MessageKind
 from apps.llm.engine.hosts.worker import Worker
 from apps.llm.engine.model.families.hugging_face import from_hf_config
+from apps.llm.engine.prefix.host_pages import Transfer
 from tests.llm.engine import tiny_models
 
 
-def test_pages_are_cleaned_and_adapters_cleared_on_every_host() -> None:
+def test_pages_are_cleaned_and_copied_and_adapters_cleared_on_every_host() -> None:
     arch = from_hf_config(tiny_models.make("llama3").config.to_dict())
     drawn = stack.drawn(arch, arch.split(1), np.dtype("float32"), 4, seed=1)
     forms = [
@@ -26,12 +27,16 @@ def test_pages_are_cleaned_and_adapters_cleared_on_every_host() -> None:
     engine_side.clean([3, 70_000])
     engine_side.write_adapter(2, 1, drawn[1])
     engine_side.write_adapter(2, 1, None)
+    engine_side.keep(Transfer([3, 4], [70_000, 5]))
+    engine_side.bring_back(Transfer([6], [7]))
 
     calls = []
     worker = Worker.__new__(Worker)
     worker._executor = SimpleNamespace(
         clean=lambda pages: calls.append(pages),
         write_adapter=lambda place, layer, values: calls.append((place, layer, values)),
+        keep=lambda transfer: calls.append(("keep", transfer)),
+        bring_back=lambda transfer: calls.append(("bring back", transfer)),
         adapter_forms=forms,
     )
     for message in told:
@@ -39,7 +44,8 @@ def test_pages_are_cleaned_and_adapters_cleared_on_every_host() -> None:
         content = message[HEADER.size :]
         assert len(content) == size
         worker._run_call(MessageKind(kind), NUMBERS.unpack_from(content), content[NUMBERS.size :])
-    pages, (index, layer, written), (cleared_index, cleared_layer, cleared) = calls
+    pages, (index, layer, written), (cleared_index, cleared_layer, cleared), *copied = calls
+    assert copied == [("keep", Transfer([3, 4], [70_000, 5])), ("bring back", Transfer([6], [7]))]
     assert pages == [3, 70_000]
     assert (index, layer) == (cleared_index, cleared_layer) == (2, 1)
     for name, low in drawn[1].items():

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import zmq
 
-from apps.llm.engine.kv_events.feed import StoredPage
+from apps.llm.engine.kv_events.feed import MovedPage, StoredPage
 from apps.llm.engine.kv_events.publisher import as_events
 from apps.llm.page_names import page_names, page_root
 from apps.llm.text import Engine, SamplingParams
@@ -115,10 +115,27 @@ def test_a_port_in_use_is_named(llama: Path, compile_cache: str) -> None:
 def test_pages_of_one_prompt_are_one_event() -> None:
     page = [StoredPage(bytes([n] * 16), bytes([n - 1] * 16) if n else None, (n, n), None, ("salt",)) for n in range(4)]
     other = StoredPage(b"o" * 16, None, (9, 9), b"key", ())
-    happened = [page[0], page[1], other, page[2], page[3], page[0].name, page[1].name]
+    gone = [MovedPage(one.name, stored=False, on_host=False) for one in page[:2]]
+    happened = [page[0], page[1], other, page[2], page[3], *gone]
     stored, of_other, more, removed = as_events(happened, 2, lambda key: key.decode() + "'s name")
     assert stored.token_ids == [0, 0, 1, 1] and stored.parent_block_hash is None
     assert stored.extra_keys == [("salt",), None]
     assert of_other.lora_name == "key's name" and of_other.extra_keys is None
     assert len(more.block_hashes) == 2 and more.parent_block_hash == stored.block_hashes[-1]
     assert removed.block_hashes == stored.block_hashes
+
+
+def test_of_copies_in_host_memory_the_hashes_are_said() -> None:
+    """As vLLM's offloading connector has it: medium CPU, no tokens, no parent."""
+    names = [bytes([n] * 16) for n in range(3)]
+    page = StoredPage(names[0], None, (1, 2), None, ())
+    kept = [MovedPage(name, stored=True, on_host=True) for name in names]
+    gone = [MovedPage(name, stored=False, on_host=False) for name in names]
+    lost = [MovedPage(name, stored=False, on_host=True) for name in names[:1]]
+    stored, on_host, removed, dropped = as_events([page, *kept, *gone, *lost], 2, str)
+    assert (stored.medium, stored.token_ids) == ("GPU", [1, 2])
+    hashes = [int.from_bytes(name[:8], "big") for name in names]
+    assert (on_host.medium, on_host.block_hashes, on_host.token_ids) == ("CPU", hashes, [])
+    assert on_host.parent_block_hash is None
+    assert (removed.medium, removed.block_hashes) == ("GPU", hashes)
+    assert (dropped.medium, dropped.block_hashes) == ("CPU", hashes[:1])

@@ -173,7 +173,7 @@ def test_what_to_do_about_weights_that_do_not_fit(
     given: str, llama: Path, compile_cache: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """int8 is no remedy where it is set. The machine has a byte of memory."""
-    monkeypatch.setattr("apps.llm.engine.execute.local.os.sysconf", lambda name: 1)
+    monkeypatch.setattr("apps.llm.engine.execute.memory.os.sysconf", lambda name: 1)
     settings = tiny_models.SMALL | {"model": str(llama), "compile_cache": compile_cache, "quantize_weights": given}
     with pytest.raises(MemoryError, match="use a larger one") as refused:
         Engine.load(EngineConfig(**settings))

@@ -14,7 +14,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from apps.llm.api import Caller, TokenRequest
-from apps.llm.engine.schedule.pages import PagePool
+from apps.llm.engine.prefix.page_pool import PagePool
 from apps.llm.engine.schedule.scheduler import Scheduler
 from apps.llm.engine.schedule.sequence import UNREAD, Sequence, Work
 

@@ -36,7 +36,7 @@ class Device:
     compiles_after_ready = 0
 
     def __init__(self, config: EngineConfig, pages: int):
-        self.arch, self.pages = SimpleNamespace(vocab_size=VOCAB), pages
+        self.arch, self.pages, self.host_pages = SimpleNamespace(vocab_size=VOCAB), pages, 0
         self.shapes = step_shapes(config, 64)
         self.events: list[Any] = []
         self.launched = 0

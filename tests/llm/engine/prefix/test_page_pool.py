@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from apps.llm.engine.schedule.pages import PagePool
+from apps.llm.engine.prefix.page_pool import PagePool
 
 
 def test_page_zero_is_never_given_out() -> None:

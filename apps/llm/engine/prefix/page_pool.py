@@ -1,23 +1,29 @@
 """Allocates the KV cache's pages and keeps the prefix cache.
 
 A full page has a name that stands for a whole prefix: see `page_names`. Released pages keep their contents and names
-until they are allocated again, least recently used first.
+until they are allocated again, least recently used first. Where there is host memory for them, they go there then.
 """
 
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from apps.llm.engine.schedule.cache_news import PoolLog
+from apps.llm.engine.prefix.host_pages import HostPages
+from apps.llm.engine.prefix.pool_log import PoolLog
 from apps.llm.page_names import PageName
 
 
 @dataclass
 class PagePool:
-    """Pages 1..total-1. Page 0 takes the writes of padding and is never allocated."""
+    """Pages 1..total-1. Page 0 takes the writes of padding and is never allocated.
+
+    Args:
+        host_total: pages for which the hosts' memory has room.
+    """
 
     total: int
     reuse: bool = True
+    host_total: int = 0
     news: PoolLog = field(default_factory=PoolLog)
     _free: OrderedDict[int, None] = field(init=False)  # oldest first
     _users: dict[int, int] = field(init=False, default_factory=dict)  # page -> sequences that hold it
@@ -28,6 +34,7 @@ class PagePool:
 
     def __post_init__(self) -> None:
         self._free = OrderedDict.fromkeys(range(1, self.total))
+        self.host = HostPages(self.host_total if self.reuse else 0, self.news)
 
     @property
     def free(self) -> int:
@@ -44,7 +51,10 @@ class PagePool:
         pages = [self._free.popitem(last=False)[0] for _ in range(count)]
         for page in pages:
             self._users[page] = 1
-            self._forget(page)
+            if (name := self._hash_of.get(page)) is not None:
+                if self.host.total:
+                    self.host.keep(page, name)
+                self._forget(page)
             if page in self._spoiled:
                 self._spoiled.remove(page)
                 self._unclean.append(page)
@@ -76,20 +86,48 @@ class PagePool:
             page = self._page_of.get(name)
             if page is None:
                 break
-            self._free.pop(page, None)
-            self._users[page] = self._users.get(page, 0) + 1
+            self._hold(page)
             pages.append(page)
         return pages
+
+    def bring_back(self, names: Iterable[PageName]) -> list[int]:
+        """Pages of the longest prefix of `names` that is in host memory, as far as pages are free, or cached after all.
+
+        The caller now holds them. They have their contents once `host.take` is carried out.
+        """
+        pages = []
+        for name in names:
+            page = self._page_of.get(name)
+            if page is not None:
+                self._hold(page)
+            elif self.host.holds(name) and (allocated := self.allocate(1)):
+                (page,) = allocated
+                self.host.bring_back(name, page)
+                self.publish(page, name)
+            else:
+                break
+            pages.append(page)
+        return pages
+
+    def _hold(self, page: int) -> None:
+        self._free.pop(page, None)
+        self._users[page] = self._users.get(page, 0) + 1
 
     def named(self, names: Iterable[PageName]) -> list[int]:
         """The pages that have these names, of those that any has."""
         return [self._page_of[name] for name in names if name in self._page_of]
 
-    def spoil(self, pages: Iterable[int]) -> None:
-        """Keep these pages, held or not, from being reused before they are cleaned. Who holds one goes on with it."""
-        for page in pages:
+    def spoil(self, pages: Iterable[int], names: Iterable[PageName] = ()) -> None:
+        """Keep these pages, held or not, and those that have these names, from being reused before they are cleaned.
+
+        Who holds one goes on with it. Transfer in host memory are forgotten.
+        """
+        names = list(names)
+        for page in {*pages, *self.named(names)}:
+            self.host.drop([self._hash_of[page]] if page in self._hash_of else [])
             self._forget(page)
             self._spoiled.add(page)
+        self.host.drop(names)
 
     def to_clean(self) -> list[int]:
         """Spoiled pages that no sequence reads. The caller cleans them before it launches the next step."""

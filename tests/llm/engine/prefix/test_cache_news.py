@@ -13,7 +13,7 @@ import pytest
 import safetensors.numpy
 
 from apps.llm.api import CacheNews
-from apps.llm.engine.schedule.pages import PagePool
+from apps.llm.engine.prefix.page_pool import PagePool
 from apps.llm.engine.weights.digest import SAMPLE, SAMPLES, model_digest
 from apps.llm.engine.weights.model import Model
 from apps.llm.page_names import model_root, page_name, page_root
