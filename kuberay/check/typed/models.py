@@ -8,9 +8,11 @@ from typing import NamedTuple
 from kuberay.check.findings import Location
 from kuberay.check.rules import Problem, error, note, rule, warning
 from kuberay.check.typed.subjects import Configured
+from kuberay.render.ray.pods import SHARED_MEMORY, machine_memory_gb
 from ray_configs.applications.model_size import parameters
 from ray_configs.capacity import FlexStart, Queued
 from ray_configs.cell import CellConfig
+from ray_configs.cluster.workers import CPU_POD_MEMORY_GB
 from ray_configs.llm import EngineConfig, LLMConfig
 
 _CONFIG = "the typed config"
@@ -65,6 +67,21 @@ def model_too_large(configured: Configured) -> Iterator[Problem]:
         yield error(place, why + "the replica would die while loading", instead)
     elif needed.gib > config.slice.hbm_gib * ROOM_FOR_CACHE:
         yield warning(place, why + "little is left for the KV cache", instead)
+
+
+@rule(Configured, "host-memory", _CONFIG + ": host memory beside that of a Pod")
+def host_memory(configured: Configured) -> Iterator[Problem]:
+    """Pages in host memory fit into the memory of a Pod, beside Ray's shared memory."""
+    config, place = configured.app.config, configured.at("config.prefix_cache_host_gib")
+    if not isinstance(config, LLMConfig) or not config.prefix_cache_host_gib:
+        return
+    pod_gib = (machine_memory_gb(config.slice) if config.slice else CPU_POD_MEMORY_GB) * 1e9 / 2**30
+    free = int(pod_gib * (1 - SHARED_MEMORY))
+    why = f"{config.prefix_cache_host_gib:g} GiB of a Pod that has {pod_gib:.0f}: "
+    if config.prefix_cache_host_gib > pod_gib:
+        yield error(place, why + "it would be killed for its memory while it starts", f"at most {free}")
+    elif config.prefix_cache_host_gib > free:
+        yield warning(place, why + "little is left for Ray's object store and for loading weights", f"at most {free}")
 
 
 @rule(Configured, "gated-model", "Hugging Face hub: gated models")

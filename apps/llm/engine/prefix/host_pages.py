@@ -18,6 +18,9 @@ class Transfer(NamedTuple):
     rows: list[int]
 
 
+NOTHING = Transfer([], [])
+
+
 class HostPages:
     """Rows 0..total-1 of the hosts' memory, by the names of the pages in them, least recently used first.
 
@@ -73,6 +76,9 @@ class HostPages:
 
     def take(self) -> tuple[Transfer, Transfer]:
         """What is to be copied before the next step: first to host memory, then from it."""
+        if not self._leaving and not self._returning:  # most turns, and all where there is no host memory
+            self._read.clear()
+            return NOTHING, NOTHING
         leaving, returning = self._leaving, self._returning
         self._leaving, self._returning = {}, {}
         self._read.clear()
