@@ -196,7 +196,9 @@ class LocalExecutor:
             self.bring_back(transfer)
             jax.block_until_ready(self.caches)
 
-        return median_s(copy) / some, computed_s * size / tokens
+        copied_s = median_s(copy)
+        self.clean(range(1, max(count, some) + 1))
+        return copied_s / some, computed_s * size / tokens
 
     @property
     def compiles_after_ready(self) -> int:

@@ -38,7 +38,7 @@ def test_nothing_is_lost_whatever_happens_to_slices(local_run):
     run = local_run(str(REPOSITORY / "examples" / "spot_slices.py"), "--tiny")
     run.wait_for(r"ready after \d+ s", 900)
     counts, draw = DrillCounts(), random.Random(SEED)
-    streams = Streams(run.url, "meta-llama/Meta-Llama-3-8B", None, counts)
+    streams = Streams(run.url, "Meta-Llama-3-8B", None, counts)
     streams.record()
     streams.start()
 
