@@ -15,14 +15,13 @@ from ray_configs.base import Config
 
 DEMO_MODEL = str(Path(__file__).resolve().parent.parent / "apps" / "llm" / "demo" / "model")
 
-
 ToolCallFormat = Literal[
     "auto", "none", "hermes", "llama", "pythonic", "mistral", "gemma", "deepseek", "harmony", "json"
 ]
 ReasoningFormat = Literal["auto", "none", "think", "mistral", "gemma"]
 
-TINY_BATCH, TINY_STEP_TOKENS, TINY_MODEL_LEN = 8, 8, 512
-"""Largest batch, step and sequence of a tiny model. The step is the smallest possible, so only one is compiled."""
+TINY_BATCH, TINY_STEP_TOKENS, TINY_MODEL_LEN, TINY_HOST_GIB = 8, 8, 512, 0.1
+"""Largest sizes of a tiny model. The step is the smallest possible, so only one is compiled."""
 
 ROUTERS = 2
 """In front of several replicas: one may end, and the other answers."""
@@ -296,5 +295,6 @@ class LLMConfig(AppConfig, ScalingConfig, BatchesConfig, EngineConfig):
                 "max_model_len": min(self.max_model_len or TINY_MODEL_LEN, TINY_MODEL_LEN),
                 "max_batch_size": min(self.max_batch_size, TINY_BATCH),
                 "max_step_tokens": min(self.max_step_tokens, TINY_STEP_TOKENS),
+                "prefix_cache_host_gib": min(self.prefix_cache_host_gib, TINY_HOST_GIB),
             }
         )

@@ -66,7 +66,7 @@ def _application(
 def _tiny_llm(app: Application, config: LLMConfig, notes: list[str]) -> dict[str, Any]:
     small = config.as_tiny()
     update = {name: value for name, value in small if value != getattr(config, name)}
-    sizes = ", ".join(f"{name} {value}" for name, value in update.items() if name.startswith("max_"))
+    sizes = ", ".join(f"{name} {value}" for name, value in update.items() if name != "tiny")
     notes.append(
         f"{app.serve_name}: a tiny random model of the same architecture and sharding instead of "
         f"{config.model}{', with ' + sizes if sizes else ''}"

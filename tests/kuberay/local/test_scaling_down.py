@@ -35,6 +35,13 @@ def test_tiny_keeps_the_slice_and_lowers_the_sizes():
     assert "max_model_len" not in sentence  # the config's own is small enough
 
 
+def test_a_tiny_models_pages_take_little_host_memory():
+    scaled = scale_down(one(slice="v5e:4x8", prefix_cache_host_gib=100), tiny=True)
+    assert scaled.service.applications[0].config.prefix_cache_host_gib == 0.1
+    assert "prefix_cache_host_gib 0.1" in scaled.notes[0]
+    assert scale_down(one(slice="v5e:4x8"), tiny=True).service.applications[0].config.prefix_cache_host_gib == 0
+
+
 def test_tiny_pictures_are_the_demo_models():
     scaled = scale_down(load("ray_configs.catalog.stable_diffusion_v4"), tiny=True)
     config = scaled.service.applications[0].config
