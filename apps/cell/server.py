@@ -26,7 +26,7 @@ from apps.cell.calls import AnswerT, Call, Change
 from apps.cell.cell import CellReconciler
 from apps.cell.desired.store import LEASE_S, RENEW_S, Store
 from apps.cell.errors import AdminFailed, CellError, Unavailable
-from apps.cell.http.app import http_app, spoken
+from apps.cell.http.app import http_app
 from apps.cell.http.dispatcher import View
 from apps.cell.names import split
 from apps.cell.rounds import Failures, Rounds
@@ -37,6 +37,7 @@ from apps.serving import private_ray
 from apps.serving.files import Holder
 from apps.serving.ingress import front
 from apps.serving.ingress.api_keys import principals, principals_from_environment
+from apps.serving.ingress.dialects.saxml_answers import by_path
 from apps.serving.ingress.open_requests import Draining, OpenRequests
 from apps.serving.ingress.same_machine import with_cors
 from apps.serving.replica import for_this_machine, log_as_serve_does
@@ -242,7 +243,7 @@ class CellFront:
     def __serve_build_asgi_app__(self) -> ASGIApp:
         origins = self._config.cors_origins
         app = http_app(self._config.name, self, self._keys, self._for_this_machine, origins)
-        app.add_middleware(Draining, requests=self._requests, refused=spoken)
+        app.add_middleware(Draining, requests=self._requests, refused=by_path)
         return with_cors(app, origins)
 
     async def drain(self, timeout_s: float) -> int:

@@ -16,16 +16,9 @@ from apps.serving.ingress.application import HeadAsGet, PanicsAreErrors, unknown
 from apps.serving.ingress.bodies import BodyRefused
 from apps.serving.ingress.dialects import anthropic_errors
 from apps.serving.ingress.dialects.openai_errors import OpenAIError, from_unread
-from apps.serving.ingress.dialects.saxml_answers import failed, failure
+from apps.serving.ingress.dialects.saxml_answers import by_path, failed, failure
 from apps.serving.ingress.same_machine import SameMachine
 from apps.serving.pages import Try, add_pages
-
-
-def spoken(scope: Mapping[str, Any], error: OpenAIError) -> Response:
-    """An error in the format of both Saxml generations, or as OpenAI's or Anthropic's clients expect it."""
-    if "/v1/" in scope["path"]:
-        return anthropic_errors.by_path(scope, error)
-    return failed(error.message, error.status, error.retry_after_s)
 
 
 def http_app(
@@ -71,11 +64,11 @@ def http_app(
     @app.exception_handler(CellError)
     async def refused(request: Request, error: CellError) -> Response:
         code = "model_not_found" if isinstance(error, NotPublished) else None
-        return spoken(request.scope, OpenAIError(error.status, str(error), None, code, error.retry_after_s))
+        return by_path(request.scope, OpenAIError(error.status, str(error), None, code, error.retry_after_s))
 
     @app.exception_handler(BodyRefused)
     async def unread(request: Request, error: BodyRefused) -> Response:
-        return spoken(request.scope, from_unread(error))
+        return by_path(request.scope, from_unread(error))
 
     @app.exception_handler(OpenAIError)
     async def openai_refused(request: Request, error: OpenAIError) -> Response:
@@ -93,8 +86,7 @@ def http_app(
         return failed("The server failed; its log says why.", 500)
 
     def turned_away(scope: Mapping[str, Any], status: int, message: str) -> Response:
-        spoken = anthropic_errors.spoken_at(scope)
-        return anthropic_errors.response(OpenAIError(status, message)) if spoken else failed(message, status)
+        return by_path(scope, OpenAIError(status, message, None, "invalid_api_key" if status == 401 else None))
 
     app.add_middleware(PanicsAreErrors)
     app.add_middleware(HeadAsGet)

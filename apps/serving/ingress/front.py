@@ -12,7 +12,7 @@ holds no place of a replica, and does not make Serve start one.
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from starlette.middleware import Middleware
@@ -29,10 +29,12 @@ from apps.serving.ingress.api_keys import (
     principals_from_environment,
 )
 from apps.serving.ingress.bodies import with_body
+from apps.serving.ingress.dialects import saxml_answers
 from apps.serving.ingress.dialects.anthropic_errors import by_path
 from apps.serving.ingress.dialects.openai_errors import OpenAIError, from_unread
 from apps.serving.ingress.same_machine import with_cors
 from ray_configs.applications.replicas import AppConfig
+from ray_configs.cell import CellConfig
 
 log = logging.getLogger("podslice")
 
@@ -52,11 +54,6 @@ def middlewares() -> list[Middleware]:
     return [Middleware(ReplicaFront if private_ray.in_a_replica() else ProxyFront)]
 
 
-async def _with_body(app: ASGIApp, scope: Scope, receive: Receive, send: Send, spoken: Scope) -> None:
-    """Pass a request on once its body is here. Errors are written by the path of `spoken`."""
-    await with_body(app, scope, receive, send, lambda error: by_path(spoken, from_unread(error)))
-
-
 class ReplicaFront:
     """In front of a replica's HTTP server."""
 
@@ -66,7 +63,7 @@ class ReplicaFront:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         ours = scope["type"] == "http" and _admitted is not None
         if ours and (not _admitted or principal(scope, _admitted) is not None):
-            await _with_body(self._app, scope, receive, send, scope)
+            await with_body(self._app, scope, receive, send, lambda error: by_path(scope, from_unread(error)))
         else:
             await self._app(scope, receive, send)
 
@@ -83,6 +80,8 @@ class Route:
     wanted: int
     origins: tuple[str, ...] = ()
     """Other sites whose pages may use it."""
+    written: Callable[[Scope, OpenAIError], Response] = by_path
+    """An error in the format that the application has on the request's path."""
 
 
 class ProxyFront:
@@ -120,11 +119,16 @@ class ProxyFront:
             if deployed.keys and SCOPE_PRINCIPAL not in seen and not deployed.replicas:
                 await _without_replicas(deployed)(scope, receive, send)
             else:
-                await _with_body(self._app, scope, receive, send, seen)
+                await with_body(
+                    self._app, scope, receive, send, lambda error: deployed.written(seen, from_unread(error))
+                )
+
+        def refused(seen: Scope, message: str) -> Response:
+            return deployed.written(seen, OpenAIError(401, message, None, "invalid_api_key"))
 
         seen = dict(scope) | {"root_path": root + deployed.route.rstrip("/")}  # as the application sees it
         if deployed.keys:
-            keyed = RequireKey(admitted, deployed.keys, _refused)
+            keyed = RequireKey(admitted, deployed.keys, refused)
             await with_cors(keyed, deployed.origins)(seen, receive, send)
         elif scope["type"] == "http":
             await admitted(seen, receive, send)
@@ -153,7 +157,8 @@ def deployed_now() -> list[Route]:
         if deployment and ingress.arguments and isinstance(ingress.arguments[0], AppConfig):
             running = sum(replica["state"] == "RUNNING" for replica in deployment["replicas"])
             wanted, origins = deployment["target_num_replicas"], ingress.arguments[0].cors_origins
-            found.append(Route(ingress.route, _keys(ingress), running, wanted, origins))
+            written = saxml_answers.by_path if isinstance(ingress.arguments[0], CellConfig) else by_path
+            found.append(Route(ingress.route, _keys(ingress), running, wanted, origins, written))
     return sorted(found, key=lambda deployed: len(deployed.route), reverse=True)
 
 
@@ -179,7 +184,3 @@ def _without_replicas(deployed: Route) -> Response:
     if deployed.wanted:
         return JSONResponse({"status": "starting"}, 503, {"Retry-After": "2"})
     return JSONResponse({"status": "asleep"})
-
-
-def _refused(scope: Scope, message: str) -> Response:
-    return by_path(scope, OpenAIError(401, message, None, "invalid_api_key"))

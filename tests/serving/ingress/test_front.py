@@ -11,9 +11,12 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from starlette.testclient import TestClient
 
+from apps.cell.http.app import http_app
 from apps.serving.ingress import bodies, front
 from apps.serving.ingress.api_keys import digest
+from apps.serving.ingress.dialects import saxml_answers
 from apps.serving.ingress.front import ProxyFront, ReplicaFront, Route
 from tests.http_servers import served
 
@@ -111,6 +114,7 @@ APPLICATIONS = [
     ASLEEP,
     Route("/open", {}, 0, 0),
     Route("/up", KEYS, 1, 1),
+    Route("/cell", KEYS, 0, 1, written=saxml_answers.by_path),
 ]
 
 
@@ -133,6 +137,22 @@ def test_no_key_no_replica(proxy: httpx.Client, app: Counted, path: str, headers
 def test_refusals_are_written_as_the_dialect_has_them(proxy: httpx.Client) -> None:
     assert proxy.post("/asleep/v1/completions").json()["error"]["code"] == "invalid_api_key"
     assert proxy.post("/asleep/v1/messages").json()["type"] == "error"
+
+
+def test_a_cells_refusals_are_the_cells_own(proxy: httpx.Client) -> None:
+    """As its application writes them, which Saxml's two generations of clients read; OpenAI's clients below /v1/."""
+    app = http_app("cell", object(), KEYS)  # type: ignore[arg-type] # whose front is not asked
+    with TestClient(app) as cell:
+        for path in ("/publish", "/sax/cell/m/v1/completions", "/v1/chat/completions", "/v1/messages"):
+            theirs, ours = cell.post(path), proxy.post(f"/cell{path}")
+            assert ours.status_code == theirs.status_code == 401
+            assert same(ours.json()) == same(theirs.json())
+            assert ours.headers.get("WWW-Authenticate") == theirs.headers.get("WWW-Authenticate")
+    assert "No API key" in proxy.post("/cell/publish").json()["Error"]
+
+
+def same(body: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in body.items() if name != "request_id"}
 
 
 @pytest.mark.parametrize("path", ["/", "/health", "/healthz", "/metrics"])
