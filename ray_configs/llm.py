@@ -75,8 +75,8 @@ class EngineConfig(Config):
 
     Clients without a key share one cache. A request's `cache_salt` divides any of them further."""
     prefix_cache_host_gib: float = Field(0, ge=0)
-    """Memory of each host, in GiB, for pages that the prefix cache's place on the devices is needed for: they come back
-    from there. Measured at startup: it stays unused where computing a page is quicker than copying it."""
+    """Memory of each host, in GiB, for pages of the prefix cache that lose their place on the devices. Measured at
+    startup: it stays unused where computing a page is quicker than copying it."""
     kv_events: PublishedEvents = None
     """Publishes what the prefix cache stores and forgets, as vLLM does, for routers that follow it. On a command line:
     `kv_events='{"endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:6557"}'`."""

@@ -55,12 +55,12 @@ class Replica:
 
     def __init__(self, blocks: int, host_blocks: int = 0, host_cost: float = 0):
         self._pool = PagePool(blocks + 1, host_total=host_blocks)
-        self._known, self._number, self._host_cost = set[PageName](), 0, host_cost
+        self._number, self._host_cost = 0, host_cost
         self.waiting = self.computed = 0.0
         self.from_host = 0
 
     def found(self, blocks: Sequence[PageName]) -> int:
-        return next((number for number, block in enumerate(blocks) if block not in self._known), len(blocks))
+        return next((number for number, block in enumerate(blocks) if block not in self._pool.news), len(blocks))
 
     def take(self, blocks: Sequence[PageName]) -> int:
         """Compute a prompt; returns how many of its blocks were cached."""
@@ -84,10 +84,6 @@ class Replica:
         """Since the last time."""
         news = self._pool.news.since(self._number)
         self._number = news.number
-        if news.whole:
-            self._known.clear()
-        self._known.update(news.stored)
-        self._known.difference_update(news.forgotten)
         return news
 
 
@@ -105,21 +101,13 @@ def least_loaded() -> Policy:
 
 def prefix_alone() -> Policy:
     """The longest cached prefix, whatever waits there."""
-
-    def choose(arrival: Arrival, replicas: list[Replica]) -> int:
-        for replica in replicas:
-            replica.news()
-        return max(range(len(replicas)), key=lambda at: replicas[at].found(arrival.blocks))
-
-    return choose
+    return lambda arrival, replicas: max(range(len(replicas)), key=lambda at: replicas[at].found(arrival.blocks))
 
 
 def missing_and_waiting() -> Policy:
     """The plain rule: blocks to compute, those of the queue included."""
 
     def choose(arrival: Arrival, replicas: list[Replica]) -> int:
-        for replica in replicas:
-            replica.news()
         return min(range(len(replicas)), key=lambda at: replicas[at].waiting - replicas[at].found(arrival.blocks))
 
     return choose

@@ -189,7 +189,7 @@ class CellFront:
         log_as_serve_does()
         self._config, self._admin = config, admin
         self._keys = principals_from_environment(keys)
-        front.admit(self._keys)
+        front.admit(self._keys, by_path)
         if not self._keys:
             log.warning(
                 "THIS CELL HAS NO API KEYS: everyone who reaches it may publish and unpublish models. "

@@ -246,7 +246,7 @@ class EngineStats:
     step_running_s: float  # how long the current turn of the loop has been running; 0 when idle
     host_pages_total: int = 0  # for which the hosts' memory has room
     host_pages_used: int = 0
-    host_hit_tokens: int = 0  # of `prefix_hit_tokens`, those found in the hosts' memory
+    host_hit_tokens: int = 0  # of pages that came back from the hosts' memory
 
     @classmethod
     def together(cls, parts: "list[EngineStats]") -> "EngineStats":

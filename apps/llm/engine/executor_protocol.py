@@ -12,7 +12,7 @@ from apps.llm.engine.execute.sampling import TokenConstraints
 from apps.llm.engine.execute.step import HostStep, StepShape
 from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.model.products import splits_by_token
-from apps.llm.engine.prefix.host_pages import Transfer
+from apps.llm.engine.prefix.transfer import Transfer
 from apps.llm.engine.weights.model import Model
 from ray_configs.llm import EngineConfig
 

@@ -20,6 +20,9 @@ class CacheLog:
         self._events: deque[tuple[PageName, bool]] = deque(maxlen=KEPT)  # the name, and whether it was stored
         self._number = 0  # of events so far
 
+    def __contains__(self, name: PageName) -> bool:
+        return name in self._names
+
     def stored(self, name: PageName) -> None:
         with self._lock:
             self._names[name] = None

@@ -82,7 +82,7 @@ class EngineMetrics(Metrics[EngineStats]):
         "scored_tokens": ("podslice_scored_tokens", "Tokens of suffixes scored."),
         "embeddings": ("podslice_embeddings", "Prompts embedded."),
         "prefix_hit_tokens": ("podslice_prefix_hit_tokens", "Prompt tokens found in the prefix cache."),
-        "host_hit_tokens": ("podslice_host_hit_tokens", "Of those, tokens that came back from host memory."),
+        "host_hit_tokens": ("podslice_host_hit_tokens", "Tokens of pages that came back from host memory."),
         "preemptions": ("podslice_preemptions", "Sequences preempted; they are computed again."),
         "drafted_tokens": ("podslice_drafted_tokens", "Tokens that speculation guessed."),
         "accepted_tokens": (

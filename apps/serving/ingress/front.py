@@ -40,13 +40,16 @@ log = logging.getLogger("podslice")
 
 REFRESH_S = 2.0
 """How old a proxy's view of the applications may be."""
+ErrorWriter = Callable[[Scope, OpenAIError], Response]
+"""Writes an error in the format that an application has on a request's path."""
 _admitted: Principals | None = None
+_written: ErrorWriter = by_path
 
 
-def admit(keys: Principals) -> None:
-    """Tell this replica's front whom the application lets in; without keys, everyone."""
-    global _admitted
-    _admitted = keys
+def admit(keys: Principals, written: ErrorWriter = by_path) -> None:
+    """Tell this replica's front whom the application lets in, without keys everyone, and how it writes errors."""
+    global _admitted, _written
+    _admitted, _written = keys, written
 
 
 def middlewares() -> list[Middleware]:
@@ -63,7 +66,7 @@ class ReplicaFront:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         ours = scope["type"] == "http" and _admitted is not None
         if ours and (not _admitted or principal(scope, _admitted) is not None):
-            await with_body(self._app, scope, receive, send, lambda error: by_path(scope, from_unread(error)))
+            await with_body(self._app, scope, receive, send, lambda error: _written(scope, from_unread(error)))
         else:
             await self._app(scope, receive, send)
 
@@ -80,8 +83,7 @@ class Route:
     wanted: int
     origins: tuple[str, ...] = ()
     """Other sites whose pages may use it."""
-    written: Callable[[Scope, OpenAIError], Response] = by_path
-    """An error in the format that the application has on the request's path."""
+    written: ErrorWriter = by_path
 
 
 class ProxyFront:

@@ -25,7 +25,7 @@ def main() -> None:
 
     Checkpoint.stored = counting
     if "free_memory" in orders:
-        memory.free_host_memory = lambda field: orders["free_memory"][rank]
+        memory.free_host_memory = lambda instead: orders["free_memory"][rank]
     launch = local.LocalExecutor.launch
     steps = 0
 

@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from apps.arrays.programs import ProgramSet, ProgramSpec, shardings
-from apps.llm.engine.prefix.host_pages import Transfer
+from apps.llm.engine.prefix.transfer import Transfer
 
 COPIED = 16
 """Pages that one call of a program copies."""

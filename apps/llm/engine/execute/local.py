@@ -33,7 +33,7 @@ from apps.llm.engine.execute.sampling import TokenConstraints
 from apps.llm.engine.execute.step import HostStep, StepShape
 from apps.llm.engine.executor_protocol import Tokens, fitting, shapes_with_readout, step_shapes
 from apps.llm.engine.model import params
-from apps.llm.engine.prefix.host_pages import Transfer
+from apps.llm.engine.prefix.transfer import Transfer
 from apps.llm.engine.weights import prepared_shards
 from apps.llm.engine.weights.model import Model
 from apps.llm.engine.weights.prepared import Prepared
@@ -162,7 +162,7 @@ class LocalExecutor:
         if not pages:
             return
         needed = self.config.prefix_cache_host_gib * 2**30
-        if needed > (free := memory.free_host_memory("prefix_cache_host_gib: 0")):
+        if needed > (free := memory.free_host_memory("prefix_cache_host_gib=0")):
             raise MemoryError(
                 f"prefix_cache_host_gib: a DP rank would take {needed / 2**30:.1f} GiB of this host, which has "
                 f"{free / 2**30:.1f} GiB left: lower it"

@@ -67,13 +67,13 @@ def pages_that_fit(specs: EnginePrograms, max_pages: int) -> int:
     return min(fit, most)
 
 
-def free_host_memory(field: str) -> int:
+def free_host_memory(instead: str) -> int:
     """Bytes that this host has left.
 
     Raises:
-        MemoryError: it does not say so. Names the config's field that would need no answer.
+        MemoryError: it does not say so. `instead` is the setting that needs no answer.
     """
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
-    raise MemoryError(f"/proc/meminfo has no MemAvailable: set `{field}` in the config")
+    raise MemoryError(f"/proc/meminfo has no MemAvailable: set `{instead}` in the config")

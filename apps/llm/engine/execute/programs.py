@@ -134,8 +134,7 @@ class EnginePrograms:
         """Pages for which the config gives the hosts' memory, besides those on the devices."""
         hosts = len({device.process_index for device in self.mesh.devices.flat})
         page_bytes = replace(self, pages=1).bytes_held_by("pages") / hosts
-        room = self.config.prefix_cache_host_gib * 2**30
-        return int(room // page_bytes) if room and page_bytes and self.config.prefix_cache else 0
+        return int(self.config.prefix_cache_host_gib * 2**30 // page_bytes) if page_bytes else 0
 
     @property
     def slots(self) -> int:

@@ -26,7 +26,7 @@ from apps.llm.engine.execute.step import HostStep, StepShape
 from apps.llm.engine.executor_protocol import Tokens, fitting, shapes_with_readout, step_shapes
 from apps.llm.engine.hosts.rank_workers import RankWorkers, SliceFailed
 from apps.llm.engine.hosts.wire import NO_DP_RANK, Listener, MessageKind, message
-from apps.llm.engine.prefix.host_pages import Transfer
+from apps.llm.engine.prefix.transfer import Transfer
 from apps.llm.engine.weights.model import Model
 from ray_configs.llm import EngineConfig
 

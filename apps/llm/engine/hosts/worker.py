@@ -27,7 +27,7 @@ from apps.llm.engine.execute.readout import Launched, Readout
 from apps.llm.engine.execute.sampling import TokenConstraints
 from apps.llm.engine.execute.step import HostStep, StepShape
 from apps.llm.engine.hosts.wire import NO_DP_RANK, Connection, MessageKind, message
-from apps.llm.engine.prefix.host_pages import Transfer
+from apps.llm.engine.prefix.transfer import Transfer
 from apps.llm.engine.weights.model import Model
 from ray_configs.llm import EngineConfig
 

@@ -5,18 +5,10 @@ A copy stays when its page comes back, so that it costs nothing when the page le
 
 from collections import OrderedDict
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from apps.llm.engine.prefix.pool_log import PoolLog
+from apps.llm.engine.prefix.transfer import Transfer
 from apps.llm.page_names import PageName
-
-
-class Transfer(NamedTuple):
-    """Pages to copy, and the rows of host memory, one for each."""
-
-    pages: list[int]
-    rows: list[int]
-
 
 NOTHING = Transfer([], [])
 

@@ -34,7 +34,7 @@ class PagePool:
 
     def __post_init__(self) -> None:
         self._free = OrderedDict.fromkeys(range(1, self.total))
-        self.host = HostPages(self.host_total if self.reuse else 0, self.news)
+        self.host = HostPages(self.host_total, self.news)
 
     @property
     def free(self) -> int:

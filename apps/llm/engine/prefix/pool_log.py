@@ -18,7 +18,7 @@ class PoolLog(CacheLog):
         self._twice: set[PageName] = set()  # both on the devices and in host memory
 
     def stored(self, name: PageName, on_host: bool = False) -> None:
-        if name in self._names:
+        if name in self:
             self._twice.add(name)
         else:
             super().stored(name)

@@ -9,7 +9,7 @@ from apps.llm.engine.hosts.lockstep import LockstepExecutor
 from apps.llm.engine.hosts.wire import HEADER, NUMBERS, MessageKind
 from apps.llm.engine.hosts.worker import Worker
 from apps.llm.engine.model.families.hugging_face import from_hf_config
-from apps.llm.engine.prefix.host_pages import Transfer
+from apps.llm.engine.prefix.transfer import Transfer
 from tests.llm.engine import tiny_models
 
 

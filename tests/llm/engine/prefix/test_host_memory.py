@@ -79,7 +79,7 @@ def test_it_stays_unused_where_computing_is_quicker(
 
 
 def test_more_than_the_host_has_is_refused(llama: Path, compile_cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "free_host_memory", lambda field: 2**30)
+    monkeypatch.setattr(memory, "free_host_memory", lambda instead: 2**30)
     settings = tiny_models.SMALL | {"model": str(llama), "compile_cache": compile_cache}
     with pytest.raises(MemoryError, match=r"prefix_cache_host_gib: .* 1.5 GiB of this host, which has 1.0 GiB left"):
         Engine.load(EngineConfig(prefix_cache_host_gib=1.5, **settings))

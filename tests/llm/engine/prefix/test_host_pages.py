@@ -76,7 +76,7 @@ def test_what_is_found_is_what_was_computed(turns, pages: int, rows: int) -> Non
             for name in names:
                 for page in pool.named([name]):
                     assert memory.device[page] == name
-                assert (name in pool.news._names) == bool(pool.named([name]) or name in pool.host._row_of)
+                assert (name in pool.news) == bool(pool.named([name]) or name in pool.host._row_of)
         for name, row in pool.host._row_of.items():
             assert memory.host[row] == name
 
