@@ -52,7 +52,7 @@ TOGETHER = {
         *("tests/serving/ingress/test_haproxy_dies", "tests/stable_diffusion/serve/"),
         *("tests/kuberay/local/test_lo", "tests/kuberay/local/test_routed_slices", "tests/kuberay/local/drill/test_ki"),
         *("tests/kuberay/local/test_slices_of_hosts", "tests/kuberay/observability/test_with_prometheus"),
-        *("tests/podslice/test_another_user", "tests/podslice/test_draining"),
+        *("tests/podslice/test_another_user", "tests/podslice/test_draining", "tests/podslice/test_supervisor"),
     ),
 }
 """Tests that run in one process, one after the other: those that share a Ray cluster, or its machine's memory,
@@ -63,7 +63,8 @@ within half a minute, which is Ray's own limit, ends its service."""
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Limits only end what hangs: on a slow machine, what takes a minute alone has taken five beside others."""
     for item in items:
-        if item.get_closest_marker("slow") is not None and item.get_closest_marker("timeout") is None:
+        heavy = any(item.get_closest_marker(name) for name in ("slow", "long", "tpu_compile"))
+        if heavy and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(1500))
 
 

@@ -146,7 +146,6 @@ sys.exit(__main__.main())
 
 
 @pytest.mark.tpu_compile
-@pytest.mark.timeout(600)
 def test_a_program_that_got_worse_fails(tmp_path: Path) -> None:
     """Written, the same again, and then against a file that says it was better."""
 

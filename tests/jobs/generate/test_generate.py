@@ -56,6 +56,16 @@ def undisturbed(ray_cluster: str, tmp_path_factory: pytest.TempPathFactory) -> t
     return file, (folder / "out.jsonl").read_text()
 
 
+def assert_alike(output: str, expected: str) -> None:
+    """Both runs gave the same answers, in other batches."""
+    if HAS_AVX512:
+        assert output == expected
+    else:  # XLA's products round by the number of rows there, so the company of a line can change its words
+        got, wanted = (list(map(json.loads, text.splitlines())) for text in (output, expected))
+        assert [line | {"text": ""} for line in got] == [line | {"text": ""} for line in wanted]
+        assert sum(a != b for a, b in zip(got, wanted)) < len(wanted) / 20
+
+
 def test_order_and_shape(undisturbed: tuple[Path, str]) -> None:
     found = [json.loads(line) for line in undisturbed[1].splitlines()]
     asked = [json.loads(line) for line in undisturbed[0].read_text().splitlines()]
@@ -83,12 +93,7 @@ def test_killed_and_gone_on(ray_cluster: str, undisturbed: tuple[Path, str], tmp
         assert before.exit_code == 2 and "differs in defaults (max_tokens)" in before.stderr
         again = run(file, output)
         assert again.exit_code == 0 and "were answered before" in again.stderr, again.stderr
-    if HAS_AVX512:
-        assert output.read_text() == expected
-    else:  # XLA's products round by the number of rows there, so the company of a line can change its words
-        got, wanted = (list(map(json.loads, text.splitlines())) for text in (output.read_text(), expected))
-        assert [line | {"text": ""} for line in got] == [line | {"text": ""} for line in wanted]
-        assert sum(a != b for a, b in zip(got, wanted)) < len(wanted) / 20
+    assert_alike(output.read_text(), expected)
     assert not parts.exists()
 
 
@@ -109,7 +114,7 @@ def test_a_dead_replica_is_replaced(ray_cluster: str, undisturbed: tuple[Path, s
     threading.Thread(target=kill, daemon=True).start()
     done = run(file, output, "--replicas", 2)
     assert done.exit_code == 0 and killed == [2], done.stderr
-    assert output.read_text() == expected
+    assert_alike(output.read_text(), expected)
 
 
 def test_bad_lines_and_other_shapes(ray_cluster: str, tmp_path: Path) -> None:

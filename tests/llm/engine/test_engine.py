@@ -16,6 +16,7 @@ from apps.llm.text import Engine, SamplingParams
 from apps.llm.text.generation import Generation
 from tests.llm.engine.asking import ask, ids, read, settled, text
 from tests.llm.serve.serving import wait_until
+from tests.processor import HAS_AVX512
 
 Load = Callable[..., Engine]
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
@@ -57,6 +58,8 @@ QUICK = ("few pages, reused",)
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CONFIGS]
 )
 def test_text_is_the_same_in_any_company(load: Load, name: str) -> None:
+    if "bfloat16" in name and not HAS_AVX512:
+        pytest.skip("products of bfloat16 round by the number of rows there, and a near tie may fall the other way")
     alone, crowded = load(dtype=CONFIGS[name].get("dtype", "float32")), load(**CONFIGS[name])
     before = crowded.stats()
     warm = SamplingParams(temperature=1.5, top_k=50, top_p=0.95, max_tokens=24, seed=7, ignore_eos=True)
