@@ -24,33 +24,46 @@ SERVE |= {"downscale_delay_s": 30, "downscale_to_zero_delay_s": 3600, "look_back
 
 
 @contextmanager
-def elastic_service(cluster: Cluster) -> Iterator[Deployed]:
-    """Ready, with nothing but its head."""
+def elastic_service(cluster: Cluster, **fields: Any) -> Iterator[Deployed]:
+    """Ready; without routers, it has no slice.
+
+    Args:
+        fields: the model's, where they differ; `zero_after_s`: then Serve scales as they say, and not by SERVE.
+    """
     app = spmd.applications[0]
-    config = with_fields(app.config, min_replicas=0, max_replicas=MOST, routers=0, drain_timeout_s=10)
+    fields = {"min_replicas": 0, "max_replicas": MOST, "routers": 0, "drain_timeout_s": 10} | fields
+    config = with_fields(app.config, **fields)
     elastic = with_fields(spmd, namespace=NAMESPACE, applications=(app.model_copy(update={"config": config}),))
-    with deployed(cluster, elastic, change=_hasty) as running:
+    with deployed(cluster, elastic, change=_idle_soon if "zero_after_s" in fields else _hasty) as running:
         running.wait_until_ready()
         yield running
 
 
-def _hasty(objects: list[dict[str, Any]]) -> None:
-    """So that nobody needs to wait a quarter of an hour for Serve and Ray to find that a slice is idle."""
+def _idle_soon(objects: list[dict[str, Any]]) -> None:
     for item in objects:
         if item["kind"] == "RayService":
             item["spec"]["rayClusterConfig"]["autoscalerOptions"]["idleTimeoutSeconds"] = IDLE_S
+
+
+def _hasty(objects: list[dict[str, Any]]) -> None:
+    """So that nobody needs to wait a quarter of an hour for Serve and Ray to find that a slice is idle."""
+    _idle_soon(objects)
+    for item in objects:
+        if item["kind"] == "RayService":
             config = yaml.safe_load(item["spec"]["serveConfigV2"])
             config["applications"][0]["deployments"] = [{"name": "LLMServer", "autoscaling_config": SERVE}]
             item["spec"]["serveConfigV2"] = yaml.safe_dump(config)
 
 
 class Watch:
-    """Looks every second how many slices there are, and keeps the most that there were."""
+    """Looks every second how many slices there are, and keeps the most that there were, and all hosts."""
 
     def __init__(self, service: Deployed):
         self._service, self._over = service, threading.Event()
         self._thread = threading.Thread(target=self._go_on)
         self.replicas = self.slices = 0
+        self.hosts: set[str] = set()
+        """Their Pods' uids: one that is made anew is another."""
 
     def __enter__(self) -> "Watch":
         self._thread.start()
@@ -63,7 +76,9 @@ class Watch:
     def _go_on(self) -> None:
         while not self._over.wait(1):
             self.replicas = max(self.replicas, group(self._service, TPU)["replicas"])
-            self.slices = max(self.slices, len(self._service.slices))
+            slices = self._service.slices
+            self.slices = max(self.slices, len(slices))
+            self.hosts |= uids([pod for pods in slices.values() for pod in pods])
 
 
 def group(service: Deployed, name: str) -> dict[str, Any]:

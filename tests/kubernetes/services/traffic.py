@@ -61,7 +61,7 @@ class Model:
             if answer.status_code != 200:
                 return str(answer.status_code)
             for line in answer.iter_lines():
-                if line:
+                if line.startswith("data: "):  # and no comment, such as what a stream waits for
                     events.append(line.removeprefix("data: "))
                 if len(events) == 1:
                     begun()
