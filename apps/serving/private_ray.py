@@ -1,4 +1,4 @@
-"""Every use of Ray's private API in this project.
+"""Every use of Ray's private API in this project, but for `machines.autoscaler`, which no service runs.
 
 Each function has a test that passes with the minor version that pyproject.toml bounds Ray to. Raise the bound when the
 tests pass with a newer one.

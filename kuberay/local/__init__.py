@@ -2,7 +2,8 @@
 
 `hosts` derives the hosts from the rendered RayService as KubeRay, GKE's device plugin and the TPU webhook would.
 `cluster` starts a raylet for each, with JAX CPU devices for chips, and recreates the whole slice when one of its hosts
-dies. `dashboard` deploys the rendered serveConfigV2. `running` is the main loop, until Ctrl-C.
+dies; `autoscaling` has slices come and go. `dashboard` deploys the rendered serveConfigV2. `running` is the
+main loop, until Ctrl-C.
 
     plan = plan_of(rayservice, address="127.31.64.1")   # pure: nothing is started
     run(service, LocalOptions(port=8000))                     # blocks; leaves nothing behind

@@ -7,6 +7,7 @@ Linux sends a child's parent-death signal when the thread that started it ends.
 """
 
 import contextlib
+import itertools
 import math
 import os
 import subprocess
@@ -17,7 +18,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from kuberay.local import LocalError, ServiceFailed, container
-from kuberay.local.hosts import HOST_LABEL, Host, HostsPlan, LocalSlice
+from kuberay.local.autoscaling.autoscaler import RayAutoscaler
+from kuberay.local.autoscaling.objects import LocalPod, WantedSlices
+from kuberay.local.hosts import HOST_LABEL, Host, HostsPlan, LocalSlice, find_host
 from kuberay.local.raylet import Raylet, Site
 
 RECREATE_DELAY_S = 3
@@ -36,7 +39,9 @@ class SlicePhase(StrEnum):
     going = "going"
     """Its hosts are being stopped."""
     gone = "gone"
-    """Its hosts have stopped; it will be recreated."""
+    """Its hosts have stopped; it will be recreated, unless the autoscaler does not want it."""
+    left = "left"
+    """Nobody wants it, and Ray has forgotten its hosts."""
 
 
 @dataclass
@@ -53,6 +58,8 @@ class RunningSlice:
     """Tells Ray that its hosts are about to go."""
     ends_at: float = math.inf
     """When they go, after a notice."""
+    unwanted: bool = False
+    """Whether the autoscaler gives it back."""
 
     @property
     def up(self) -> int:
@@ -69,6 +76,9 @@ class EmulatedCluster:
         self._plan, self._site, self._ports, self._say = plan, site, ports, say
         container.become_subreaper()
         self.slices = [RunningSlice(slice) for slice in plan.slices]
+        self._autoscaler: RayAutoscaler | None = None
+        if plan.ray_cluster is not None:
+            self._autoscaler = RayAutoscaler(site.folder / "autoscaler", plan.ray_cluster)
         self._failures: Counter[str] = Counter()
         """Failed starts, by host. A head that ended before the service was ready has failed too."""
         self.heads = 1
@@ -79,9 +89,14 @@ class EmulatedCluster:
     def ready(self) -> bool:
         return self.head.up and all(running.phase is SlicePhase.up for running in self.slices)
 
+    @property
+    def host_names(self) -> set[str]:
+        """Of all slices that are not gone for good."""
+        return {host.name for running in self.slices for host in running.slice.hosts}
+
     def kill(self, wanted: str) -> None:
         """Kill a host as if its machine had failed. Raises LocalError if it is unknown or not up."""
-        place, host = self._plan.find(wanted)
+        place, host = find_host([running.slice for running in self.slices], wanted)
         running, name = self.slices[place], host.name
         raylet = running.raylets.get(name)
         if raylet is None or not raylet.up:
@@ -122,11 +137,47 @@ class EmulatedCluster:
         self._end_orphans()
         if not self.head.up:
             return
+        if self._autoscaler is not None:
+            self._scale(self._autoscaler.tick(self.head, self._pods()))
         for running in self.slices:
             self._look_after(running, alive)
         for running in self.slices:
             if running.phase is SlicePhase.starting:
                 self._start_more(running)
+        self.slices = [running for running in self.slices if running.phase is not SlicePhase.left]
+
+    def _pods(self) -> list[LocalPod]:
+        head = self.head.host
+        pods = [LocalPod(head.name, head.group, "head", self.head.up)]
+        for running in self.slices:
+            if not running.unwanted:
+                up = {name for name, raylet in running.raylets.items() if raylet.up}
+                pods += [LocalPod(host.name, host.group, "worker", host.name in up) for host in running.slice.hosts]
+        return pods
+
+    def _scale(self, wanted: WantedSlices) -> None:
+        """As KubeRay does: first what is unwanted goes, each slice as a whole, and then what is missing comes."""
+        for running in self.slices:
+            if not running.unwanted and not wanted.unwanted.isdisjoint(host.name for host in running.slice.hosts):
+                running.unwanted = True
+                self._say(f"{running.slice.kind} {running.slice.name} is given back, as Ray's autoscaler asks")
+                if running.phase in (SlicePhase.starting, SlicePhase.up):
+                    self._take_down(running, "Ray's autoscaler gives it back")
+        for group, count in wanted.replicas.items():
+            there = [running for running in self.slices if running.slice.group == group and not running.unwanted]
+            for _ in range(count - len(there)):
+                slice = self._new_slice(group, wanted.unwanted)
+                self.slices.append(RunningSlice(slice))
+                self._say(f"{slice.kind} {slice.name} starts, as Ray's autoscaler asks")
+
+    def _new_slice(self, group: str, unwanted: frozenset[str]) -> LocalSlice:
+        """The first whose name is free. KubeRay draws its Pods' names, so that none is that of an unwanted one."""
+        taken = {running.slice.name for running in self.slices}
+        for number in itertools.count():
+            slice = self._plan.slice_of(group, number)
+            if slice.name not in taken and unwanted.isdisjoint(host.name for host in slice.hosts):
+                break
+        return slice
 
     def note_ready(self) -> None:
         """The service is ready: if the head ends from now on, that is not the start's fault."""
@@ -153,6 +204,8 @@ class EmulatedCluster:
 
     def stop(self) -> bool:
         """Stop every process. False if one could not be killed."""
+        if self._autoscaler is not None:
+            self._autoscaler.stop()
         raylets = self._raylets()
         for raylet in raylets:
             raylet.stop()
@@ -196,7 +249,7 @@ class EmulatedCluster:
                 # Ray must not list a dead node beside a new one of the same name, which would confuse reservations.
                 names = {host.name for host in running.slice.hosts}
                 if not names & alive() or time.monotonic() - running.gone_since > NOTICED_S:
-                    running.phase = SlicePhase.starting
+                    running.phase = SlicePhase.left if running.unwanted else SlicePhase.starting
 
     def _note_failed_start(self, failed: Raylet) -> None:
         """Allow ATTEMPTS starts: Ray gives a node half a minute to start, which a busy machine may exceed."""
@@ -233,6 +286,8 @@ class EmulatedCluster:
         """Kill processes inherited from a container that was killed from outside: they must not outlive it."""
         ours = [raylet.pid for raylet in self._raylets()]
         ours += [running.notice.pid for running in self.slices if running.notice is not None]
+        if self._autoscaler is not None and self._autoscaler.pid is not None:
+            ours.append(self._autoscaler.pid)
         for pid in container.descendants(os.getpid(), frozenset(ours)):
             container.kill(pid)
             # A grandchild becomes our child only when its parent is gone.

@@ -57,6 +57,13 @@ def local(
         bool,
         typer.Option("--upgrade", help="The same, but every process is replaced by one of a new version."),
     ] = False,
+    from_zero: Annotated[
+        bool,
+        typer.Option(
+            "--from-zero",
+            help="The same, but nobody asks until the last slice is given back, and then all do. Needs min_replicas 0.",
+        ),
+    ] = False,
     times: Annotated[int, typer.Option("--times", "--kills", min=1, help="How often that is done.")] = 1,
     counts: Annotated[
         Path | None,
@@ -66,6 +73,10 @@ def local(
             show_default=False,
         ),
     ] = None,
+    autoscale: Annotated[
+        bool,
+        typer.Option("--autoscale", help="Let Ray's autoscaler add and remove slices, as on GKE."),
+    ] = False,
     insist: Annotated[bool, typer.Option("--insist", help="Start although the memory is too small.")] = False,
     project: Project = None,
     bucket: Bucket = None,
@@ -89,15 +100,15 @@ def local(
         *([DrillOptions("kill", kill_slice, times, counts)] if kill_slice is not None else []),
         *([DrillOptions("preempt", preempt_slice, times, counts)] if preempt_slice is not None else []),
         *([DrillOptions("upgrade", times=times, counts=counts)] if upgrade else []),
+        *([DrillOptions("zero", times=times, counts=counts)] if from_zero else []),
     ]
+    names = "--kill-slice, --preempt-slice, --upgrade and --from-zero"
     if len(drills) > 1:
-        raise Refusal("--kill-slice, --preempt-slice and --upgrade are drills of their own: leave all but one out")
+        raise Refusal(f"{names} are drills of their own: leave all but one out")
     if not drills and (times != 1 or counts is not None):
-        raise Refusal(
-            "--times and --counts belong to --kill-slice, --preempt-slice or --upgrade: add one, or leave them out"
-        )
+        raise Refusal(f"--times and --counts belong to {names.replace(' and ', ' or ')}: add one, or leave them out")
     drill = drills[0] if drills else None
-    running.run(service, running.LocalOptions(port, tiny, hosts_per_slice, slices, insist, drill))
+    running.run(service, running.LocalOptions(port, tiny, hosts_per_slice, slices, autoscale, insist, drill))
 
 
 def rehearsal(source: str, job: "Job") -> str:

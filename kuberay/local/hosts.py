@@ -7,7 +7,7 @@ TPU_ACCELERATOR_TYPE come from the device plugin.
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,9 +83,18 @@ class LocalSlice:
     """What its Pods have between the notice that they end and their end."""
 
     @property
+    def group(self) -> str:
+        return self.hosts[0].group
+
+    @property
+    def chips(self) -> int:
+        """0: it is a CPU worker."""
+        return sum(host.chips for host in self.hosts)
+
+    @property
     def kind(self) -> str:
         """Its name in messages."""
-        return "slice" if self.hosts[0].chips else "CPU worker"
+        return "slice" if self.chips else "CPU worker"
 
 
 @dataclass(frozen=True)
@@ -101,23 +110,28 @@ class HostsPlan:
     """serveConfigV2, verbatim."""
     absent: tuple[str, ...]
     """Variables that the manifest takes from Secrets and ConfigMaps, and this machine's environment lacks."""
+    ray_cluster: Mapping[str, Any] | None
+    """The RayCluster, if Ray's autoscaler adds and removes slices."""
+    slice_of: Callable[[str, int], LocalSlice]
+    """Another slice of a group, by the group's name and the slice's number."""
 
     @property
     def hosts(self) -> tuple[Host, ...]:
         return (self.head, *(host for slice in self.slices for host in slice.hosts))
 
-    def find(self, wanted: str) -> tuple[int, Host]:
-        """The index of the slice, and the host, that `1:3` or `tpu-v5e-4x8-1:3` names. Raises LocalError."""
-        name, _, number = wanted.rpartition(":")
-        names = [slice.name for slice in self.slices]
-        place = int(name) if name.isdigit() else names.index(name) if name in names else -1
-        if not number.isdigit() or not 0 <= place < len(names):
-            choices = ", ".join(f"{i}: {name}" for i, name in enumerate(names))
-            raise LocalError(f"{wanted!r} must be SLICE:HOST, such as 0:0; there are {choices}")
-        hosts = self.slices[place].hosts
-        if int(number) >= len(hosts):
-            raise LocalError(f"{names[place]} has hosts 0 to {len(hosts) - 1}, no host {number}")
-        return place, hosts[int(number)]
+
+def find_host(slices: Sequence[LocalSlice], wanted: str) -> tuple[int, Host]:
+    """The index of the slice, and the host, that `1:3` or `tpu-v5e-4x8-1:3` names. Raises LocalError."""
+    name, _, number = wanted.rpartition(":")
+    names = [slice.name for slice in slices]
+    place = int(name) if name.isdigit() else names.index(name) if name in names else -1
+    if not number.isdigit() or not 0 <= place < len(names):
+        choices = ", ".join(f"{i}: {name}" for i, name in enumerate(names))
+        raise LocalError(f"{wanted!r} must be SLICE:HOST, such as 0:0; there are {choices or 'none'}")
+    hosts = slices[place].hosts
+    if int(number) >= len(hosts):
+        raise LocalError(f"{names[place]} has hosts 0 to {len(hosts) - 1}, no host {number}")
+    return place, hosts[int(number)]
 
 
 def plan_of(
@@ -126,6 +140,8 @@ def plan_of(
     address: str,
     environment: Mapping[str, str] | None = None,
     replicas: int | None = None,
+    autoscaled: bool = False,
+    idle_s: float | None = None,
 ) -> HostsPlan:
     """The cluster of a rendered RayService.
 
@@ -134,6 +150,11 @@ def plan_of(
         address: IP address of all hosts.
         environment: values, by name, of variables that the manifest takes from Secrets.
         replicas: slices of each elastic group, clamped to its bounds; None: the manifest's initial number.
+        autoscaled: Ray's autoscaler adds and removes slices, so an elastic group may begin with none.
+        idle_s: how long it leaves a slice idle; None: as the manifest says.
+
+    Raises:
+        LocalError: autoscaled, but no group scales.
     """
     spec = ray_service["spec"]["rayClusterConfig"]
     secrets = environment or {}
@@ -141,7 +162,10 @@ def plan_of(
     head, groups = spec["headGroupSpec"], spec["workerGroupSpecs"]
     entries = (entry for pod in (head, *groups) for entry in _container(pod).get("env", ()))
     taken = {entry["name"] for entry in entries if FROM_OBJECTS & set(entry.get("valueFrom", ()))}
-    counts = [(group, _count(group, replicas, reader.elastic)) for group in groups]
+    if autoscaled and not reader.elastic:
+        raise LocalError(f"nothing of {reader.name} scales: set max_replicas above min_replicas")
+    counts = [(group, _count(group, replicas, reader.elastic, 0 if autoscaled else 1)) for group in groups]
+    by_name = {group["groupName"]: group for group in groups}
     return HostsPlan(
         name=reader.name,
         head=reader.head(head),
@@ -149,13 +173,15 @@ def plan_of(
         token=spec.get("authOptions", {}).get("mode") == "token",
         serve_config=ray_service["spec"]["serveConfigV2"],
         absent=tuple(sorted(taken - secrets.keys())),
+        ray_cluster=reader.ray_cluster(spec, counts, idle_s) if autoscaled else None,
+        slice_of=lambda group, number: reader.slice(by_name[group], number),
     )
 
 
-def _count(group: Mapping[str, Any], wanted: int | None, elastic: bool) -> int:
-    """Slices to start: at least one, because there is no autoscaler here to add the first."""
+def _count(group: Mapping[str, Any], wanted: int | None, elastic: bool, least: int) -> int:
+    """Slices to start. `least`: 1 where there is no autoscaler to add the first."""
     headroom = HEADROOM if elastic and group["numOfHosts"] > 1 else 1
-    least, most = max(1, group["replicas"]), max(1, group["maxReplicas"] // headroom)
+    least, most = max(least, group["replicas"]), max(1, group["maxReplicas"] // headroom)
     return max(least, min(most, wanted if wanted is not None else least))
 
 
@@ -175,6 +201,15 @@ class _Reader:
         more = {"RAY_enable_autoscaler_v2": "true"} if self.elastic else {}
         more["RAY_USAGE_STATS_EXTRA_TAGS"] = "kuberay_crd=RayService"
         return self._host("head", HEAD_GROUP, spec, more)
+
+    def ray_cluster(
+        self, spec: Mapping[str, Any], counts: Iterable[tuple[Mapping[str, Any], int]], idle_s: float | None
+    ) -> dict[str, Any]:
+        """The RayCluster that KubeRay makes, with these numbers of slices."""
+        changed = {"workerGroupSpecs": [{**group, "replicas": count} for group, count in counts]}
+        if idle_s is not None:
+            changed["autoscalerOptions"] = spec["autoscalerOptions"] | {"idleTimeoutSeconds": idle_s}
+        return {"metadata": {"name": self.name, "namespace": self._namespace}, "spec": {**spec, **changed}}
 
     def slice(self, group: Mapping[str, Any], replica: int) -> LocalSlice:
         limits = _container(group)["resources"]["limits"]

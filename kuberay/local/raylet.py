@@ -95,13 +95,13 @@ class Raylet:
             drains.kill()
             drains.wait()
 
-    def run(self, module: str, *arguments: str) -> "subprocess.Popen[bytes]":
+    def run(self, module: str, *arguments: str, stdin: int = subprocess.DEVNULL) -> "subprocess.Popen[bytes]":
         """Start a Python module as the host's own; what it says is in the host's log."""
         with self.log.open("ab") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", module, *arguments],
                 env=self._environment,
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,

@@ -25,7 +25,7 @@ from kuberay.local.hosts import HostsPlan, plan_of
 from kuberay.local.memory import memory_gb, refuse_too_large, weights_gb
 from kuberay.local.ports import address_of, free_ports, is_free
 from kuberay.local.raylet import Site, has_haproxy
-from kuberay.local.scaling_down import scale_down
+from kuberay.local.scaling_down import ZERO_AFTER_S, scale_down
 from kuberay.output import outlive_readers
 from kuberay.progress import StatusDisplay
 from kuberay.render import render
@@ -46,6 +46,7 @@ class LocalOptions:
     tiny: bool = False
     hosts_per_slice: int | None = None
     slices: int | None = None
+    autoscale: bool = False
     insist: bool = False
     drill: DrillOptions | None = None
 
@@ -92,10 +93,18 @@ def kill_host(host: str, port: int) -> None:
 def _run(service: Service, options: LocalOptions, folder: RunFolder) -> None:
     if not is_free(options.port):
         raise LocalError(f"port {options.port} is in use by another program; choose one with --port")
-    scaled = scale_down(service, tiny=options.tiny, hosts_per_slice=options.hosts_per_slice)
+    to_zero = options.drill is not None and options.drill.kind == "zero"
+    scaled = scale_down(service, tiny=options.tiny, hosts_per_slice=options.hosts_per_slice, soon_zero=to_zero)
     manifest = next(item for item in render(scaled.service) if item["kind"] == "RayService")
     address = address_of(options.port)
-    plan = plan_of(manifest, address=address, environment=os.environ, replicas=options.slices)
+    plan = plan_of(
+        manifest,
+        address=address,
+        environment=os.environ,
+        replicas=options.slices,
+        autoscaled=options.autoscale or to_zero,
+        idle_s=ZERO_AFTER_S if to_zero else None,
+    )
     drill = None
     if options.drill:
         drill = Drill(scaled.service, blow_of(options.drill, plan, options.port), options.drill, options.port)
@@ -117,10 +126,8 @@ def _run(service: Service, options: LocalOptions, folder: RunFolder) -> None:
         with _on(signal.SIG_IGN):  # a second Ctrl-C must not interrupt the cleanup
             began = time.monotonic()
             _say("stopping")
-            clean = cluster.stop()
-            _say(
-                f"stopped after {time.monotonic() - began:.1f} s" + ("" if clean else "; some processes would not die")
-            )
+            left = "" if cluster.stop() else "; some processes would not die"
+            _say(f"stopped after {time.monotonic() - began:.1f} s{left}")
 
 
 @dataclass
@@ -208,7 +215,7 @@ class _Run:
         try:
             return set(self._dashboard.nodes())
         except httpx.HTTPError:
-            return {host.name for host in self._plan.hosts}  # unknown; retried next time
+            return self._cluster.host_names  # unknown; retried next time
 
     def _seconds(self) -> str:
         return f"{time.monotonic() - self._began:.0f} s"
@@ -221,7 +228,8 @@ class _Run:
             total = len(running.slice.hosts)
             line = f"{running.slice.kind} {place} {running.slice.name}: {running.up} of {total} hosts up"
             if running.phase is not SlicePhase.up and running.why:
-                line += f"; {running.why}, the {running.slice.kind} is being recreated"
+                line += f"; {running.why}"
+                line += "" if running.unwanted else f", the {running.slice.kind} is being recreated"
             lines.append(line)
         for app in self._apps:
             states = ", ".join(f"{count} {state}" for state, count in sorted(app.replicas.items())) or "none"
@@ -234,8 +242,8 @@ class _Run:
 
 def _differences_of(plan: HostsPlan, service: Service) -> Iterator[str]:
     """Sentences on differences from GKE, besides those of `scale_down`."""
-    if service.elastic:
-        yield "autoscaling is not emulated: each group keeps its initial slices (--slices N for more)"
+    if service.elastic and plan.ray_cluster is None:
+        yield "no autoscaler: each group keeps its initial slices (--slices N for more, --autoscale for Ray's own)"
     for name in plan.absent:
         yield f"left out: {name}, from a Secret or ConfigMap in the manifest; set it in this shell's environment"
     if not has_haproxy():

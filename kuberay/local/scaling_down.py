@@ -16,6 +16,8 @@ from ray_configs.service import Application, Service
 from ray_configs.stable_diffusion import StableDiffusionConfig
 from ray_configs.tpu import TpuSlice, every_slice
 
+ZERO_AFTER_S = 15
+"""How long replicas, and then slices, may be idle in a drill that waits for their end."""
 STATE = "~/.local/state/podslice"
 """Holds a folder with the state of each cell, which the cell's next local run reads."""
 
@@ -28,10 +30,19 @@ class Scaled:
     notes: tuple[str, ...]
 
 
-def scale_down(service: Service, *, tiny: bool = False, hosts_per_slice: int | None = None) -> Scaled:
-    """Raises LocalError if no slice has that many hosts, or the smaller service is not valid."""
+def scale_down(
+    service: Service, *, tiny: bool = False, hosts_per_slice: int | None = None, soon_zero: bool = False
+) -> Scaled:
+    """Raises LocalError if no slice has that many hosts, the smaller service is not valid, or it keeps slices.
+
+    Args:
+        soon_zero: replicas on slices scale to zero, after ZERO_AFTER_S.
+    """
     notes: list[str] = []
     applications = [_application(service, app, tiny, hosts_per_slice, notes) for app in service.applications]
+    if soon_zero:
+        applications = [_soon_zero(app) for app in applications]
+        notes.append(f"idle replicas, and then idle slices, are given back after {ZERO_AFTER_S} s, not after minutes")
     fields = {name: getattr(service, name) for name in service.model_fields_set} | {"applications": applications}
     try:
         return Scaled(Service(**fields), tuple(notes))
@@ -61,6 +72,16 @@ def _application(
     elif isinstance(config, CellConfig):
         update |= _cell(service, app, config, tiny, notes)
     return app.model_copy(update={"config": config.model_copy(update=update)})
+
+
+def _soon_zero(app: Application) -> Application:
+    if app.config.slice is None:
+        return app
+    if app.config.min_replicas:
+        raise LocalError(f"--from-zero: {app.serve_name} keeps {app.config.min_replicas} slices: set min_replicas=0")
+    if isinstance(app.config, CellConfig):
+        return app
+    return app.model_copy(update={"config": app.config.model_copy(update={"zero_after_s": ZERO_AFTER_S})})
 
 
 def _tiny_llm(app: Application, config: LLMConfig, notes: list[str]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ DRAIN_S: float = LLMConfig.model_fields["drain_timeout_s"].default
 class DrillOptions:
     """The drill's part of the command line."""
 
-    kind: Literal["kill", "preempt", "upgrade"]
+    kind: Literal["kill", "preempt", "upgrade", "zero"]
     slice: int = 0
     """Which slice is killed or preempted, by the number that the run shows."""
     times: int = 1
@@ -32,6 +32,11 @@ class Blow(Protocol):
     @property
     def flag(self) -> str:
         """The option that asks for it."""
+        ...
+
+    @property
+    def quiet(self) -> bool:
+        """Whether nobody asks until it is seen."""
         ...
 
     def words(self, times: int) -> str:
@@ -53,6 +58,7 @@ class LostSlice:
 
     slice: int
     notice: bool = False
+    quiet = False
 
     @property
     def flag(self) -> str:
@@ -82,6 +88,7 @@ class NewVersion:
     serve_config: str
     port: int
     flag = "--upgrade"
+    quiet = False
 
     def words(self, times: int) -> str:
         return _counted(times, "upgrade")
@@ -97,10 +104,28 @@ class NewVersion:
         return any(app.declared and app.status != "RUNNING" for app in apps)
 
 
+class FromZero:
+    """Nobody asks until the last slice is given back; then all do at once."""
+
+    flag = "--from-zero"
+    quiet = True
+
+    def words(self, times: int) -> str:
+        return f"{_counted(times, 'start')} from zero"
+
+    def strike(self, cluster: EmulatedCluster, dashboard: Dashboard, number: int) -> None:
+        pass
+
+    def seen(self, cluster: EmulatedCluster, apps: list[App]) -> bool:
+        return not any(running.slice.chips for running in cluster.slices)
+
+
 def blow_of(options: DrillOptions, plan: HostsPlan, port: int) -> Blow:
     """What the command line asks for. Raises LocalError without such a slice."""
     if options.kind == "upgrade":
         return NewVersion(plan.serve_config, port)
+    if options.kind == "zero":
+        return FromZero()
     blow = LostSlice(options.slice, options.kind == "preempt")
     if blow.slice >= len(plan.slices):
         names = ", ".join(f"{number}: {slice.name}" for number, slice in enumerate(plan.slices))

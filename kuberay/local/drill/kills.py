@@ -86,8 +86,12 @@ class Drill:
         if self._pages_until:
             return self._ending(now)
         if self._struck_at is not None:
-            self._seen |= self._blow.seen(cluster, apps)  # not at once, after a notice
-            if self._seen and whole:
+            struck = self._blow.seen(cluster, apps)  # not at once, after a notice
+            if struck and self._blow.quiet and not self._seen:
+                self._struck_at = now
+                self._streams.go_on()
+            self._seen |= struck
+            if self._seen and whole and not struck:
                 self.counts.longest_recovery_s = max(self.counts.longest_recovery_s, now - self._struck_at)
                 self.counts.write(options.counts)
                 self._struck_at, self._seen, self._strike_at = None, False, 0.0
@@ -97,6 +101,8 @@ class Drill:
         elif whole and not self._strike_at:
             self._strike_at = now + random.uniform(*ANSWERING_S)
         elif whole and now >= self._strike_at:
+            if self._blow.quiet:
+                self._streams.hold()
             self._blow.strike(cluster, dashboard, self.counts.kills)
             self.counts.kills += 1
             self._struck_at = self._say_at = now

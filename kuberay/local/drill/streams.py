@@ -77,7 +77,8 @@ class Streams:
         self._expected: dict[str, Any] = {}
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
-        self._stopping = threading.Event()
+        self._stopping, self._may_ask = threading.Event(), threading.Event()
+        self._may_ask.set()
         self.left_out: dict[str, str] = {}
         """Why the service answers a kind not at all, such as chats of a model without a template."""
         self.failures: list[str] = []
@@ -100,6 +101,14 @@ class Streams:
     def stop(self) -> None:
         """Ask no more; `running` says when the open ones have ended."""
         self._stopping.set()
+        self._may_ask.set()
+
+    def hold(self) -> None:
+        """Ask nothing until `go_on`; the open ones go on."""
+        self._may_ask.clear()
+
+    def go_on(self) -> None:
+        self._may_ask.set()
 
     @property
     def running(self) -> bool:
@@ -116,7 +125,7 @@ class Streams:
 
     def _again_and_again(self, number: int) -> None:
         kinds = list(self._expected)
-        while not self._stopping.is_set():
+        while self._may_ask.wait() and not self._stopping.is_set():
             kind = kinds[number % len(kinds)]
             number += 1
             try:

@@ -12,7 +12,7 @@ from ray.serve._private import cluster_node_info_cache
 
 from kuberay.local import LocalError, memory, running
 from kuberay.local.folder import RunFolder
-from kuberay.local.hosts import plan_of
+from kuberay.local.hosts import find_host, plan_of
 from kuberay.local.ports import address_of, free_ports, hold
 from kuberay.local.raylet import Site, ray_start
 from kuberay.local.scaling_down import scale_down
@@ -64,7 +64,7 @@ def test_a_host_that_is_not_there_is_not_found(host, said):
     service = scale_down(load("ray_configs.catalog.spmd_175b"), tiny=True, hosts_per_slice=2).service
     manifest = next(item for item in render(service) if item["kind"] == "RayService")
     with pytest.raises(LocalError) as refusal:
-        plan_of(manifest, address="127.0.0.2").find(host)
+        find_host(plan_of(manifest, address="127.0.0.2").slices, host)
     assert said in str(refusal.value)
 
 
@@ -194,7 +194,7 @@ def test_what_is_not_emulated_is_said():
     service = load("ray_configs.catalog.whole_graph")
     manifest = next(item for item in render(service) if item["kind"] == "RayService")
     said = " ".join(running._differences_of(plan_of(manifest, address="127.0.0.2"), service))
-    assert "autoscaling is not emulated" in said and "left out: HF_TOKEN" in said and "bucket at /gcs" in said
+    assert "no autoscaler: each group keeps its initial slices" in said and "left out: HF_TOKEN" in said and "bucket at /gcs" in said
 
 
 def test_a_folder_is_one_runs_alone_and_gone_after_it():

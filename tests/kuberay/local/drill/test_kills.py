@@ -102,6 +102,30 @@ def test_a_preempted_slice_goes_only_after_its_notice(monkeypatch: pytest.Monkey
     assert drill.counts.longest_recovery_s >= 1.5
 
 
+def test_nobody_asks_until_the_last_slice_is_given_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("kuberay.local.drill.kills.ANSWERING_S", (0.1, 0.2))
+    monkeypatch.setattr(Answering, "do_GET", lambda self: self.answer("vllm:kv_cache_usage_perc{} 0.0\n"))
+    up = SimpleNamespace(phase=SlicePhase.up, slice=SimpleNamespace(chips=8))
+    cluster, quiet_since, asked, returns = SimpleNamespace(slices=[up]), 0.0, 0, 0
+    with StandInServer(Answering) as server:
+        server.asked, server.harm = 0, None
+        options = DrillOptions("zero", times=2, counts=tmp_path / "counts.json")
+        drill = Drill(service(routers=1), blow_of(options, plan(service()), 0), options, server.server_port)
+        app = App("llm", "RUNNING", "", {"RUNNING": 1}, 1, True)
+        while drill.step(cluster, None, [app], ready=True):  # type: ignore[arg-type]
+            now = time.monotonic()
+            if server.asked > asked:
+                if not cluster.slices:
+                    cluster.slices, returns = [up], returns + 1  # whoever asks brings it back
+                quiet_since, asked = now, server.asked
+            elif cluster.slices and asked and now - quiet_since > 1 and drill.counts.kills > returns:
+                cluster.slices = []
+            time.sleep(0.005)
+    assert returns == 2, "and the second only after the first slice came back"
+    assert drill.verdict().startswith("verdict: 2 starts from zero, ")
+    assert 0 < drill.counts.longest_recovery_s < 1, "it counts from the first request, not from the last"
+
+
 def test_an_interrupted_drill_asks_for_nothing_more_and_keeps_its_counts(tmp_path: Path) -> None:
     counts, app = tmp_path / "counts.json", App("llm", "RUNNING", "", {"RUNNING": 1}, 1, True)
     with StandInServer(Answering) as server:
@@ -130,10 +154,10 @@ service = Service(name="drilled", applications=(Application(config=llm, capacity
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("drill", [("--kill-slice", "0"), ("--preempt-slice", "0"), ("--upgrade",)])
-def test_a_drill_strikes_and_ends(local_run, tmp_path: Path, drill: tuple[str, str]) -> None:
+@pytest.mark.parametrize("drill", [("--kill-slice", "0"), ("--preempt-slice", "0"), ("--upgrade",), ("--from-zero",)])
+def test_a_drill_strikes_and_ends(local_run, tmp_path: Path, drill: tuple[str, ...]) -> None:
     config, counts = tmp_path / "drilled.py", tmp_path / "counts.json"
-    config.write_text(CONFIG)
+    config.write_text(CONFIG.replace("min_replicas=2", "min_replicas=0") if drill == ("--from-zero",) else CONFIG)
     run = local_run(str(config), "--tiny", *drill, "--counts", str(counts))
     run.wait_for("verdict", 1200)
     assert run.process.wait(60) == 0, run.output
