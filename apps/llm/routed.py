@@ -132,7 +132,7 @@ class LLMRouter(WordsServer):
         self, config: LLMConfig, keys: Principals, engines: DeploymentHandle[Any]
     ):
         kind = "a replica" if config.slice is None else f"a replica on {config.slice}"
-        self._found = RunningEngines(engines, engine_digest(config), kind)
+        self._found = RunningEngines(engines, engine_digest(config), kind, private_ray)
         self._limits: SharedLimits | None = None
         self._context = serve.get_replica_context()
         await super().__init__(config.model_copy(update={"slice": None}), keys)

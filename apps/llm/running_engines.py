@@ -6,11 +6,12 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
 from ray.serve.handle import DeploymentHandle
 
-from apps.llm.api import EngineStopped
+from apps.llm.api import Capabilities, EngineStopped
 from apps.llm.router.fleet import Fleet
 from apps.llm.router.journey import Pause
 from apps.llm.router.wire.messages import Endpoint
@@ -30,12 +31,23 @@ ANSWER_S = 3.0
 ASK_S = 600
 """How long a call for an engine may wait; there is always one while requests wait for an engine."""
 REPLACED = "the service is being changed, and this process is of before; try again"
+OTHER_MODEL = "the model at this place is another one now, and this process begins anew; try again"
 
 
 def engine_digest(config: LLMConfig) -> str:
     """Changes with anything that an engine and the text in front of it are made from."""
     text = config.model_dump_json(include=set(EngineConfig.model_fields))
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+class Kept(Protocol):
+    """What the engines of a config could do, kept where a router finds it that starts while there is none."""
+
+    def kept(self, name: str) -> bytes:
+        """Nothing, or what was kept."""
+        ...
+
+    def keep(self, name: str, value: bytes) -> None: ...
 
 
 class RunningEngines:
@@ -49,10 +61,13 @@ class RunningEngines:
         handle: of the deployment.
         config: `engine_digest` of the router's own.
         kind: what its replicas are, in words for readers who wait for one.
+        memory: without one, a router needs an engine to begin.
     """
 
-    def __init__(self, handle: DeploymentHandle[Any], config: str = "", kind: str = "a replica"):
-        self._handle, self._config, self._kind = handle, config, kind
+    def __init__(
+        self, handle: DeploymentHandle[Any], config: str = "", kind: str = "a replica", memory: Kept | None = None
+    ):
+        self._handle, self._config, self._kind, self._memory = handle, config, kind, memory
         self._fleet: Fleet | None = None
         self._remotes: dict[str, RemoteEngine] = {}  # by their addresses
         self._left = set[str]()  # addresses of those that are stopped
@@ -62,25 +77,51 @@ class RunningEngines:
         self._thread = threading.Thread(target=self._look_on, name="podslice-engines", daemon=True)
 
     def start(self, max_load_share: float, resumed: Callable[[Pause], None] = lambda _: None) -> Fleet:
-        """Wait for the first engine, and go on looking. Blocks for minutes: engines load, or wait for a slice.
+        """Wait for the first engine that ever ran, and go on looking. Blocks for minutes: engines load, or wait for a
+        slice.
 
         `resumed`: see `Fleet`.
         """
-        log.info("waiting for the first engine")
-        first = None
-        while first is None:
+        first = self._first()
+        known = self._remembered() if first is None else first.capabilities
+        if known is None:
+            log.info("waiting for the first engine")
+        while known is None:
             if self._closing.is_set():
                 raise EngineStopped("nobody waits for this model any more")
-            own = [endpoint for endpoint in self._running()[0] if endpoint.config == self._config]
-            connected = (self._connected(endpoint) for endpoint in own)
-            first = next((remote for remote in connected if remote is not None), None)
-            if first is None:
-                self._ask_for_one()
-                time.sleep(LOOK_S)
-        self._fleet = Fleet(first.capabilities, max_load_share, self._kind, resumed=resumed)
-        self._join(first)
+            self._ask_for_one()
+            time.sleep(LOOK_S)
+            first = self._first()
+            known = None if first is None else first.capabilities
+        self._fleet = Fleet(known, max_load_share, self._kind, resumed=resumed)
+        if first is not None:
+            self._remember(msgspec.msgpack.encode(known))
+            self._join(first)
         self._thread.start()
         return self._fleet
+
+    def _first(self) -> RemoteEngine | None:
+        own = [endpoint for endpoint in self._running()[0] if endpoint.config == self._config]
+        connected = (self._connected(endpoint) for endpoint in own)
+        return next((remote for remote in connected if remote is not None), None)
+
+    def _remembered(self) -> Capabilities | None:
+        if self._memory is None:
+            return None
+        try:
+            kept = self._memory.kept(self._config)
+            return msgspec.msgpack.decode(kept, type=Capabilities) if kept else None
+        except Exception as error:  # no GCS, or another version's; an engine will say
+            log.warning("what engines can do is not remembered: %s", error)
+            return None
+
+    def _remember(self, capabilities: bytes) -> None:
+        if self._memory is None:
+            return
+        try:
+            self._memory.keep(self._config, capabilities)
+        except Exception as error:
+            log.warning("what engines can do is not kept: %s", error)
 
     def in_words(self, config: LLMConfig) -> "Engine":
         """The model of a config over these engines, as `start`."""
@@ -113,6 +154,12 @@ class RunningEngines:
         if not self._fleet.members and self._fleet.busy:
             self._ask_for_one()
         found = self._fitting(running, all_told)
+        root = self._fleet.capabilities.page_root
+        if found and not self._fleet.members and all(endpoint.page_root != root for endpoint in found):
+            # The checkpoint has been replaced, and with it perhaps the tokenizer: Serve starts another router.
+            self._remember(b"")
+            self._fleet.fail(OTHER_MODEL)
+            return
         addresses = {endpoint.address for endpoint in found}
         for address, remote in list(self._remotes.items()):
             if address not in addresses:

@@ -25,6 +25,7 @@ from ray.serve.schema import LoggingConfig, ProxyStatus
 from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
 
 CALL_S = 30
+KEPT = b"podslice"
 PROXIES_S = 600
 """A proxy is a Python process: three at once took 53 s to start on two cores with three other programs."""
 TOO_LATE = "The current node timed out during startup"
@@ -109,6 +110,16 @@ def free_resources() -> dict[str, dict[str, float]]:
 def cluster_id() -> str:
     """The cluster's id; a restarted cluster has a new one."""
     return _worker().gcs_client.cluster_id.hex()
+
+
+def keep(name: str, value: bytes) -> None:
+    """Keep a value for as long as the cluster's GCS keeps its own. Empty: there is none."""
+    _worker().gcs_client.internal_kv_put(name.encode(), value, True, KEPT, timeout=CALL_S)
+
+
+def kept(name: str) -> bytes:
+    """What was kept last by this name, or nothing."""
+    return _worker().gcs_client.internal_kv_get(name.encode(), KEPT, timeout=CALL_S) or b""
 
 
 def remove_placement_groups(prefix: str) -> None:

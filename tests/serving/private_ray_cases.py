@@ -262,3 +262,10 @@ def test_what_a_shutdown_looks_at() -> None:
     assert private_ray.drain_timeouts()["timed"] == 7
     assert private_ray.open_at_proxies() == 0
     serve.delete("timed")
+
+
+def test_what_is_kept_for_the_cluster() -> None:
+    assert private_ray.kept("a") == b""
+    private_ray.keep("a", b"1")
+    private_ray.keep("a", b"2")
+    assert private_ray.kept("a") == b"2" and private_ray.kept("b") == b""

@@ -53,7 +53,7 @@ class Fleet:
         self._traffic = FleetTraffic(self._engines, clock, resumed)
         self._adapters = FleetAdapters(lambda: [member.engine for member in self._engines])
         self._kind, self._clock = kind, clock
-        self._closing = threading.Event()
+        self._closing, self._failed = threading.Event(), ""
         self._looker = threading.Thread(target=self._look_on, name="podslice-fleet", daemon=True)
         self._looker.start()
 
@@ -79,6 +79,11 @@ class Fleet:
 
     def give_up(self, reason: str) -> None:
         """End what waits for an engine: there will be none for it."""
+        self._traffic.give_up(reason)
+
+    def fail(self, reason: str) -> None:
+        """There will never be an engine for this fleet: end what waits, and fail every check from now on."""
+        self._failed = reason
         self._traffic.give_up(reason)
 
     def has(self, engine: TokenEngine) -> bool:
@@ -138,6 +143,8 @@ class Fleet:
 
     def check(self, step_deadline_s: float = 60.0) -> None:
         """Raises nothing while it can take requests: without an engine they wait. What is stuck is moved."""
+        if self._failed:
+            raise EngineStopped(self._failed)
         if self._closing.is_set() or not self._looker.is_alive():
             raise EngineStopped("the fleet has ended")
 

@@ -140,8 +140,8 @@ class Changing:
         self.handle.endpoints.remove(served.endpoint)
         served.drain()
 
-    def router(self, config: str) -> RunningEngines:
-        self.routers.append(RunningEngines(self.handle, config))  # type: ignore[arg-type]
+    def router(self, config: str, memory: "Memory | None" = None) -> RunningEngines:
+        self.routers.append(RunningEngines(self.handle, config, memory=memory))  # type: ignore[arg-type]
         return self.routers[-1]
 
 
@@ -201,3 +201,64 @@ def test_answers_end_where_the_next_engine_has_another_model(load: Load, changin
     (outputs,) = read(model.submit(PROMPT, params_of("sampled", 100)))
     with pytest.raises(EngineStopped, match="is being changed"):
         outputs[-1].raise_failure()
+
+
+class Memory:
+    """As the cluster's: `apps.serving.private_ray`."""
+
+    def __init__(self) -> None:
+        self.values = dict[str, bytes]()
+
+    def kept(self, name: str) -> bytes:
+        return self.values.get(name, b"")
+
+    def keep(self, name: str, value: bytes) -> None:
+        self.values[name] = value
+
+
+def test_a_router_that_comes_anew_needs_no_engine(load: Load, changing: Changing) -> None:
+    """A service that has gone to zero pays for no slice because a router's machine was lost."""
+    (whole,) = read(load().submit(PROMPT, params_of("sampled", 20)))
+    memory, handle = Memory(), changing.handle
+    engine = changing.start("config")
+    changing.router("config", memory).start(1.05)
+    changing.stop(engine)
+    fleet = changing.router("config", memory).start(1.05)
+    assert fleet.members == [] and fleet.capabilities == load().tokens.capabilities and handle.asked == 0
+    generation = in_words(load(), fleet).submit(PROMPT, params_of("sampled", 20))
+    wait_until(lambda: handle.asked == 1)
+    changing.start("config")
+    assert ids(read(generation)[0]) == ids(whole)
+
+
+def test_a_router_that_remembers_another_model_begins_anew(load: Load, changing: Changing) -> None:
+    """Somebody has replaced the checkpoint, and with it perhaps the tokenizer."""
+    memory = Memory()
+    other = msgspec.structs.replace(load().tokens.capabilities, page_root=b"another model's")
+    memory.keep("config", msgspec.msgpack.encode(other))
+    fleet = changing.router("config", memory).start(1.05)
+    fleet.check()
+    generation = in_words(load(), fleet).submit(PROMPT, params_of("sampled", 20))
+    changing.start("config")
+    with pytest.raises(EngineStopped, match="is another one now"):
+        read(generation)[0][-1].raise_failure()
+    with pytest.raises(EngineStopped, match="is another one now"):
+        fleet.check()
+    assert changing.router("config", memory).start(1.05).capabilities == load().tokens.capabilities
+
+
+@pytest.mark.parametrize("kept", [b"", b"\xc1", msgspec.msgpack.encode({"vocab_size": 1})])
+def test_what_is_not_understood_is_not_remembered(load: Load, changing: Changing, kept: bytes) -> None:
+    memory = Memory()
+    memory.keep("config", kept)
+    changing.start("config")
+    handle = changing.handle
+    (endpoint,), handle.endpoints = handle.endpoints, []
+    started = list[Fleet]()
+    waits = threading.Thread(target=lambda: started.append(changing.router("config", memory).start(1.05)))
+    waits.start()
+    wait_until(lambda: handle.asked == 1)
+    assert not started
+    handle.endpoints = [endpoint]
+    waits.join()
+    assert started[0].capabilities == load().tokens.capabilities

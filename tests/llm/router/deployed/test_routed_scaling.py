@@ -1,5 +1,7 @@
 """Engines behind a router come with traffic, from none. The controller that decides is Ray Serve's."""
 
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 from apps.llm import build, routed
 from apps.serving.replica_options import options
 from ray_configs.llm import LLMConfig
+from tests.llm.router.deployed.running import replicas
 from tests.llm.serve.serving import SMALL, serve_cli, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
@@ -76,6 +79,12 @@ def test_the_last_engine_goes_and_comes_again(serve_url: str, monkeypatch: pytes
         body = {"prompt": "The days of the week are", "max_tokens": 20, "ignore_eos": True, "temperature": 0}
         answers = []
         for _ in range(2):
+            if answers:  # a router that comes anew pays for no engine
+                (lost,) = replicas("again", "LLMRouter").values()
+                os.kill(lost, signal.SIGKILL)
+                wait_until(lambda lost=lost: [*replicas("again", "LLMRouter").values()] not in ([lost], []), 300)
+                wait_until(lambda: httpx.get(f"{serve_url}/again/v1/models", timeout=60).status_code == 200, 120)
+                assert not serve.status().applications["again"].deployments["LLMEngine"].replica_states
             answer = httpx.post(f"{serve_url}/again/v1/completions", json=body, timeout=600)
             assert answer.status_code == 200, answer.text
             answers.append(answer.json()["choices"][0]["text"])
