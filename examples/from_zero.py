@@ -1,7 +1,7 @@
 """No slice while nobody asks: podslice local examples/from_zero.py --tiny --from-zero
 
 Llama 3 8B on up to two Spot slices of two hosts each. The routers in front are always there: they check keys, and hold
-the first request until a slice has come.
+the first request until a slice has come. (The first deployment starts one, from which they learn the model's limits.)
 """
 
 from ray_configs.capacity import Spot

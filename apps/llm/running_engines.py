@@ -31,7 +31,7 @@ ANSWER_S = 3.0
 ASK_S = 600
 """How long a call for an engine may wait; there is always one while requests wait for an engine."""
 REPLACED = "the service is being changed, and this process is of before; try again"
-OTHER_MODEL = "the model at this place is another one now, and this process begins anew; try again"
+OTHER_MODEL = "the model at this place is another one now than when this process started; try again"
 
 
 def engine_digest(config: LLMConfig) -> str:
@@ -40,8 +40,8 @@ def engine_digest(config: LLMConfig) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-class Kept(Protocol):
-    """What the engines of a config could do, kept where a router finds it that starts while there is none."""
+class ClusterMemory(Protocol):
+    """Keeps what the engines of a config can do for a router that starts while there is none: `private_ray`."""
 
     def kept(self, name: str) -> bytes:
         """Nothing, or what was kept."""
@@ -61,11 +61,15 @@ class RunningEngines:
         handle: of the deployment.
         config: `engine_digest` of the router's own.
         kind: what its replicas are, in words for readers who wait for one.
-        memory: without one, a router needs an engine to begin.
+        memory: of the cluster; without one, a router needs an engine to begin.
     """
 
     def __init__(
-        self, handle: DeploymentHandle[Any], config: str = "", kind: str = "a replica", memory: Kept | None = None
+        self,
+        handle: DeploymentHandle[Any],
+        config: str = "",
+        kind: str = "a replica",
+        memory: ClusterMemory | None = None,
     ):
         self._handle, self._config, self._kind, self._memory = handle, config, kind, memory
         self._fleet: Fleet | None = None
@@ -77,8 +81,9 @@ class RunningEngines:
         self._thread = threading.Thread(target=self._look_on, name="podslice-engines", daemon=True)
 
     def start(self, max_load_share: float, resumed: Callable[[Pause], None] = lambda _: None) -> Fleet:
-        """Wait for the first engine that ever ran, and go on looking. Blocks for minutes: engines load, or wait for a
-        slice.
+        """Wait for the first engine, unless one of this config has run before, and go on looking.
+
+        May block for minutes: engines load, or wait for a slice.
 
         `resumed`: see `Fleet`.
         """

@@ -84,7 +84,7 @@ class Fleet:
     def fail(self, reason: str) -> None:
         """There will never be an engine for this fleet: end what waits, and fail every check from now on."""
         self._failed = reason
-        self._traffic.give_up(reason)
+        self.give_up(reason)
 
     def has(self, engine: TokenEngine) -> bool:
         """Whether this engine is a member."""

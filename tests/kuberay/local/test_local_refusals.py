@@ -194,7 +194,11 @@ def test_what_is_not_emulated_is_said():
     service = load("ray_configs.catalog.whole_graph")
     manifest = next(item for item in render(service) if item["kind"] == "RayService")
     said = " ".join(running._differences_of(plan_of(manifest, address="127.0.0.2"), service))
-    assert "no autoscaler: each group keeps its initial slices" in said and "left out: HF_TOKEN" in said and "bucket at /gcs" in said
+    assert (
+        "no autoscaler: each group keeps its initial slices" in said
+        and "left out: HF_TOKEN" in said
+        and "bucket at /gcs" in said
+    )
 
 
 def test_a_folder_is_one_runs_alone_and_gone_after_it():

@@ -107,6 +107,7 @@ def test_nobody_asks_until_the_last_slice_is_given_back(monkeypatch: pytest.Monk
     monkeypatch.setattr(Answering, "do_GET", lambda self: self.answer("vllm:kv_cache_usage_perc{} 0.0\n"))
     up = SimpleNamespace(phase=SlicePhase.up, slice=SimpleNamespace(chips=8))
     cluster, quiet_since, asked, returns = SimpleNamespace(slices=[up]), 0.0, 0, 0
+    gone_at = longest = away = 0.0
     with StandInServer(Answering) as server:
         server.asked, server.harm = 0, None
         options = DrillOptions("zero", times=2, counts=tmp_path / "counts.json")
@@ -119,11 +120,13 @@ def test_nobody_asks_until_the_last_slice_is_given_back(monkeypatch: pytest.Monk
                     cluster.slices, returns = [up], returns + 1  # whoever asks brings it back
                 quiet_since, asked = now, server.asked
             elif cluster.slices and asked and now - quiet_since > 1 and drill.counts.kills > returns:
-                cluster.slices = []
+                cluster.slices, gone_at = [], now
+            if drill.counts.longest_recovery_s != longest:
+                longest, away = drill.counts.longest_recovery_s, now - gone_at
             time.sleep(0.005)
     assert returns == 2, "and the second only after the first slice came back"
     assert drill.verdict().startswith("verdict: 2 starts from zero, ")
-    assert 0 < drill.counts.longest_recovery_s < 1, "it counts from the first request, not from the last"
+    assert 0 < longest <= away, "it counts from when the slice had gone, not from when nobody asked any more"
 
 
 def test_an_interrupted_drill_asks_for_nothing_more_and_keeps_its_counts(tmp_path: Path) -> None:
