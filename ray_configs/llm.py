@@ -100,6 +100,8 @@ class EngineConfig(Config):
     """auto: the Pallas kernel on TPU, native kernels on CPU (if head_dim is a multiple of 16), plain XLA elsewhere."""
     compile_cache: str | None = "~/.cache/podslice/jax"
     """Folder of JAX's persistent compilation cache, so that a second start compiles nothing. None: no cache."""
+    prepared_programs: str | None = None
+    """Folder or URL of programs that `podslice prepare CONFIG --to` compiled. Default: below a prepared `model`."""
     tool_call_format: ToolCallFormat = "auto"
     """How the model writes tool calls: `hermes` (Qwen's too), `llama` (Llama 3's JSON), `pythonic`, `mistral`, `gemma`,
     `deepseek`, `harmony` (gpt-oss's), or plain `json`. auto: detected from its chat template; none: requests with tools
@@ -166,22 +168,18 @@ class EngineConfig(Config):
         return len(self.adapters) if self.max_adapters is None else self.max_adapters
 
     @model_validator(mode="after")
-    def _adapters_fit(self) -> "EngineConfig":
+    def _fields_agree(self) -> "EngineConfig":
         if len(self.adapters) > self.adapter_capacity:
             raise ValueError(f"adapters names {len(self.adapters)}, but max_adapters is {self.max_adapters}: raise it")
         if "" in self.adapters:
             raise ValueError("adapters: a name must not be empty")
-        return self
-
-    @model_validator(mode="after")
-    def _fields_agree(self) -> "EngineConfig":
         if self.prefix_cache_host_gib and not self.prefix_cache:
             raise ValueError("prefix_cache_host_gib is for the prefix cache, which prefix_cache=false turns off")
         if self.max_step_tokens < self.max_batch_size:
-            raise ValueError(
-                f"max_step_tokens ({self.max_step_tokens}) must be at least max_batch_size ({self.max_batch_size}): "
-                "a step holds one token for each decoding sequence"
+            least = (
+                f"at least max_batch_size ({self.max_batch_size}): a step holds one token for each decoding sequence"
             )
+            raise ValueError(f"max_step_tokens ({self.max_step_tokens}) must be {least}")
         return self
 
 
@@ -238,8 +236,8 @@ class LLMConfig(AppConfig, ScalingConfig, BatchesConfig, EngineConfig):
             raise ValueError("adapter_loading needs places for adapters: set max_adapters")
         if self.adapter_loading and self.answering != 1:
             raise ValueError(
-                "adapter_loading reaches only the replica that takes the request, so it needs max_replicas 1, or one "
-                "of `routers`; with more, name the adapters in `adapters`, which every replica loads"
+                "adapter_loading reaches only the replica that takes the request: set max_replicas 1, or one of "
+                "`routers`, or name the adapters in `adapters`, which every replica loads"
             )
         return self
 

@@ -1,6 +1,7 @@
 """What every JAX program needs, whatever it computes.
 
 programs            the list of programs that an engine compiles, and a count of what is compiled later
+stored_programs/    compiled programs in files, sealed, for starts that compile nothing
 program_cache       JAX's compile cache on disk, which damage does not stop
 quantization        int8 weights with one scale per output channel
 layout              a model's devices: DP and TP

@@ -3,6 +3,8 @@
 In a program of one process these functions do no communication, so the executor is the same on one host and on many.
 """
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from apps.arrays.layout import Devices, Layout
-from apps.arrays.programs import ProgramSpec
+from apps.arrays.programs import ProgramSet, ProgramSpec
 
 START_TIMEOUT_S = 300
 """Timeout for all hosts to join: covers the slowest one's imports, and on TPU the initialization of the chips."""
@@ -49,12 +51,15 @@ def here() -> Devices:
     return Devices(len(found), jax.process_count(), found[0].platform)
 
 
-def meshes(layout: Layout) -> list[Mesh]:
+def meshes(layout: Layout, devices: Sequence[jax.Device] = ()) -> list[Mesh]:
     """A mesh for each DP rank, with one axis, "tensor". Ranks take devices in the order of the hosts.
 
     On TPU, neighbours on the axis are neighbours on the slice's torus, if its topology has a ring.
+
+    Args:
+        devices: of the slice; default: those of this JAX program.
     """
-    every = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
+    every = sorted(devices or jax.devices(), key=lambda device: (device.process_index, device.id))
     parts = [every[i * layout.tensor : (i + 1) * layout.tensor] for i in range(layout.data)]
     return [Mesh(_in_a_ring(part, of=len(every)), ("tensor",)) for part in parts]
 
@@ -70,15 +75,25 @@ def _in_a_ring(devices: list[jax.Device], of: int) -> np.ndarray:
     return np.array(devices)
 
 
-def least_over_hosts(value: int, mesh: Mesh) -> int:
-    """The minimum of `value` over the mesh's hosts. A collective: every host must call it at the same point."""
+def least(mesh: Mesh) -> ProgramSpec:
+    """The program `("least",)`: the minimum of a number of each device."""
+    form = jax.ShapeDtypeStruct((mesh.size,), jnp.int32, sharding=NamedSharding(mesh, P("tensor")))
+    return ProgramSpec(("least",), jnp.min, (form,), out_shardings=NamedSharding(mesh, P()))
+
+
+def least_over_hosts(value: int, mesh: Mesh, programs: ProgramSet | None = None) -> int:
+    """The minimum of `value` over the mesh's hosts. A collective: every host must call it at the same point.
+
+    Args:
+        programs: those that have `least`; default: it is compiled.
+    """
     if not spans_hosts(mesh):
         return value
+    programs = programs or ProgramSet([least(mesh)])
+    (form,) = programs.specs["least",].arguments
     own = np.array([min(value, 2**31 - 1)], np.int32)
-    form = jax.ShapeDtypeStruct((mesh.size,), jnp.int32, sharding=NamedSharding(mesh, P("tensor")))
     values = jax.make_array_from_callback(form.shape, form.sharding, lambda _: own)
-    least = ProgramSpec(("least",), jnp.min, (form,), out_shardings=NamedSharding(mesh, P())).compiled()
-    return int(least(values).addressable_data(0))
+    return int(programs["least",](values).addressable_data(0))
 
 
 def takes_part(mesh: Mesh) -> bool:

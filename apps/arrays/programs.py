@@ -1,11 +1,13 @@
 """The programs of an engine: one list of them, which it compiles before its first request.
 
 An engine makes the list from its config and its model's sizes alone, as `ProgramSpec`s. Its `ProgramSet` compiles them;
-`apps.plan` compiles the same list for chips that are not there. Nothing else in what serves requests calls `jax.jit`
+`apps.plan` compiles the same list for chips that are not there, and `apps.jobs.prepare`
+keeps what it compiles in files. Nothing else in what serves requests calls `jax.jit`
 (but for a function inside a program, to trace it once), so no request can need a program that is not in the list. What
 runs once while an engine starts, such as reading weights, is compiled where it is met, by `ProgramSpec.compiled`.
 """
 
+import logging
 import os
 import threading
 import time
@@ -13,10 +15,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+
+log = logging.getLogger("podslice")
 
 Key = tuple[Any, ...]
 """A program's name in its list: its kind, and then what tells it from others of this kind."""
@@ -60,15 +64,30 @@ class ProgramSpec:
         return self.lowered().compile()
 
 
+class ProgramSource(Protocol):
+    """Programs that were compiled before: see `apps.arrays.stored_programs`."""
+
+    def take(self, spec: ProgramSpec) -> jax.stages.Compiled | None:
+        """The program, to be asked for once; None: it must be compiled."""
+        ...
+
+
 class ProgramSet:
     """Programs by key, compiled.
+
+    Args:
+        prepared: where to look for a program before it is compiled.
 
     Raises:
         KeyError: there is no such program in the list.
     """
 
-    def __init__(self, specs: Iterable[ProgramSpec] = ()):
-        self._count = CompileCount()
+    def __init__(self, specs: Iterable[ProgramSpec] = (), prepared: ProgramSource | None = None):
+        self._count, self._prepared = CompileCount(), prepared
+        self.loaded = 0
+        """Programs that were taken from `prepared`."""
+        self.compiled = 0
+        """Those that this process compiled, or fetched from JAX's cache."""
         self._when_ready: int | None = None
         self._compiled: dict[Key, jax.stages.Compiled] = {}
         self.specs: dict[Key, ProgramSpec] = {}
@@ -81,33 +100,47 @@ class ProgramSet:
         """The compiled program; without `compile`, it is compiled at its first use."""
         found = self._compiled.get(key)
         if found is None:
-            found = self._compiled[key] = self.specs[key].compiled()
+            found = self._compiled[key] = self._made(self.specs[key])
         return found
 
     def once(self, key: Key) -> jax.stages.Compiled:
         """A program that runs only while the engine starts: compiled, and not kept."""
         spec = self.specs.pop(key)
-        return self._compiled.pop(key, None) or spec.compiled()
+        return self._compiled.pop(key, None) or self._made(spec)
+
+    def _made(self, spec: ProgramSpec) -> jax.stages.Compiled:
+        found = self._taken(spec)
+        if found is None:
+            self.compiled += 1
+            found = spec.compiled()
+        return found
+
+    def _taken(self, spec: ProgramSpec) -> jax.stages.Compiled | None:
+        found = None if self._prepared is None else self._prepared.take(spec)
+        self.loaded += found is not None
+        return found
 
     def missing(self) -> list[ProgramSpec]:
         """What is still to be compiled."""
         return [spec for key, spec in self.specs.items() if key not in self._compiled]
 
     def compile(self, progress: Callable[[Key, float], None] = lambda key, seconds: None) -> None:
-        """Compile what has not been, several at a time if there are CPUs for it.
+        """Take what is prepared, and compile the rest, several at a time if there are CPUs for it.
 
         Args:
-            progress: called in this thread after each, with its key and the seconds from its tracing to its end.
+            progress: called in this thread after each, with its key and the seconds that making it took.
         """
 
-        def run(key: Key, lowered: jax.stages.Lowered, began: float) -> tuple[Key, jax.stages.Compiled, float]:
+        def run(key: Key, lowered: jax.stages.Lowered, traced_s: float) -> tuple[Key, jax.stages.Compiled, float]:
+            began = time.monotonic()
             with warming_up():
-                return key, lowered.compile(), time.monotonic() - began
+                return key, lowered.compile(), traced_s + time.monotonic() - began
 
         def keep(done: Iterable[Future[tuple[Key, jax.stages.Compiled, float]]]) -> None:
             for each in done:
                 key, program, seconds = each.result()
                 self._compiled[key] = program
+                self.compiled += 1
                 progress(key, seconds)
 
         at_once = max(1, min(MOST_AT_ONCE, (os.cpu_count() or 1) // CPUS_A_PROGRAM))
@@ -117,9 +150,13 @@ class ProgramSet:
             # Python traces one program while XLA, which needs no interpreter, compiles others or reads them from disk.
             for spec in self.missing():
                 began = time.monotonic()
+                if (taken := self._taken(spec)) is not None:
+                    self._compiled[spec.key] = taken
+                    progress(spec.key, time.monotonic() - began)
+                    continue
                 with warming_up():
                     lowered = spec.lowered()
-                running.add(pool.submit(run, spec.key, lowered, began))
+                running.add(pool.submit(run, spec.key, lowered, time.monotonic() - began))
                 done, running = wait(running, timeout=0)
                 keep(done)
             keep(as_completed(running))
@@ -128,6 +165,8 @@ class ProgramSet:
 
     def ready(self) -> None:
         """From now on compiling is a defect: see `compiles_after_ready`."""
+        if self._prepared is not None:
+            log.info("programs: %d prepared ones loaded, %d compiled", self.loaded, self.compiled)
         self._when_ready = self._count.programs
 
     @property

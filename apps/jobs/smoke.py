@@ -90,6 +90,9 @@ def main(
     platform: Annotated[Platform, typer.Option(help="Kind of device that they must be.")] = Platform.any,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait for the hosts, and for the sum.")] = 300,
     port: Annotated[int, typer.Option(min=1, max=65535, help="On host 0, where the hosts meet.")] = PORT,
+    programs: Annotated[
+        str | None, typer.Option(metavar="FOLDER|URL", help="Also load and run what `podslice prepare CONFIG` wrote.")
+    ] = None,
 ) -> None:
     """Count the devices of all hosts of a slice, and sum a number from each of them.
 
@@ -104,6 +107,7 @@ def main(
         os.environ["JAX_PLATFORMS"] = "cpu"  # set before JAX starts
     watch = Watch(hosts, timeout)
     try:
+        tried = [] if programs is None else list(_try(programs, hosts, port, timeout))
         _meet(hosts, port, timeout, watch)
         with watch.over("finding the devices (a host that is missing, or a chip that another process holds?)"):
             devices = _devices(platform)
@@ -115,18 +119,56 @@ def main(
             )
         with watch.over("the sum over all devices"):
             typer.echo(_sum(devices))
+        for line in tried:
+            typer.echo(line)
     except SmokeFailed as error:
         _end(str(error), FAILED)
+
+
+def _try(location: str, hosts: Hosts, port: int, timeout: float) -> Iterator[str]:
+    """Try the prepared programs in child processes, before this one takes the chips: a line for each set."""
+    from apps.arrays.stored_programs import trial
+    from apps.arrays.stored_programs.folder import Unusable
+    from apps.arrays.stored_programs.loading import opened
+    from apps.llm.engine.execute.stored import below
+    from apps.llm.engine.kernels import register
+
+    try:
+        stored = opened(below(location)) or opened(location)
+    except Unusable as error:
+        raise SmokeFailed(str(error)) from error
+    if stored is None:
+        raise SmokeFailed(f"{location} has no programs: `podslice prepare CONFIG --to {location}` writes them")
+    manifests, wrong = stored.manifests()
+    joins = None
+    if len(hosts.names) > 1:
+        _call_roll(hosts, port, timeout)
+        joins = trial.TrialHosts(f"{hosts.names[0]}:{port}", hosts.own, len(hosts.names))
+    ran = 0
+    for manifest in filter(trial.may_suit, manifests):
+        status, said = trial.try_set(stored, manifest, register, joins)
+        if status == trial.FAILED:
+            raise SmokeFailed(f"programs {manifest.name}: {said}. Replicas will compile their own")
+        ran += status == trial.TRIED
+        yield f"programs {manifest.name}: {said if status == trial.TRIED else 'not for this machine: ' + said}"
+    if not ran:
+        why = f": {wrong[0]}" if wrong else ""
+        count = len(manifests) + len(wrong)
+        raise SmokeFailed(f"none of the {count} sets of programs is for this machine{why}; replicas will compile")
+
+
+def _call_roll(hosts: Hosts, port: int, timeout: float) -> None:
+    try:
+        roll_call.take(hosts.names, hosts.own, port, timeout)
+    except roll_call.HostsAbsent as error:
+        raise SmokeFailed(str(error)) from error
 
 
 def _meet(hosts: Hosts, port: int, timeout: float, watch: Watch) -> None:
     """Join all hosts in one JAX program."""
     if len(hosts.names) == 1:
         return
-    try:
-        roll_call.take(hosts.names, hosts.own, port, timeout)
-    except roll_call.HostsAbsent as error:
-        raise SmokeFailed(str(error)) from error
+    _call_roll(hosts, port, timeout)
     from apps.arrays import distributed
 
     with watch.over("joining the hosts"):

@@ -247,6 +247,7 @@ class EngineStats:
     host_pages_total: int = 0  # for which the hosts' memory has room
     host_pages_used: int = 0
     host_hit_tokens: int = 0  # of pages that came back from the hosts' memory
+    programs_compiled: int = 0  # before it was ready, because none was prepared
 
     @classmethod
     def together(cls, parts: "list[EngineStats]") -> "EngineStats":

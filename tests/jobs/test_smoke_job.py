@@ -41,6 +41,33 @@ def test_two_hosts_are_one_slice(free_tcp_port: int) -> None:
 
 
 @pytest.mark.slow
+def test_prepared_programs_run_on_a_slice_of_two_hosts(
+    free_tcp_port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On first contact with a slice: they run, or it is said why they do not."""
+    monkeypatch.setenv("PODSLICE_PROGRAMS_KEY", "a key of the tests, long enough")
+    source = tmp_path / "tiny.py"
+    source.write_text(
+        "from ray_configs.llm import LLMConfig\nfrom ray_configs.service import Application, Service\n"
+        "config = LLMConfig(tiny=True, slice='v5e:2x4:4t', max_batch_size=2, max_step_tokens=8, max_model_len=64)\n"
+        "service = Service(name='tiny', applications=(Application(config=config),))\n"
+    )
+    command = [sys.executable, "-m", "apps.jobs.prepare", str(source), "--to", str(tmp_path / "to"), "--emulated"]
+    subprocess.run(command, check=True, env=os.environ | {"XLA_FLAGS": ""}, timeout=900)
+    options = "--port", free_tcp_port, "--timeout", 240, "--programs", tmp_path / "to"
+    for status, out, err in ended(*(started(*options, worker=worker, devices=4) for worker in (0, 1))):
+        assert status == 0, err
+        assert re.search(r"programs \w{16}: all \d+ loaded and ran, in [\d.]+ s", out)
+    for status, _, err in ended(*(started(*options, worker=worker, devices=2) for worker in (0, 1))):
+        assert status == 1 and "none of the 1 sets of programs is for this machine" in err
+    monkeypatch.delenv("PODSLICE_PROGRAMS_KEY")
+    ((status, _, err),) = ended(started(*options))
+    assert status == 1 and "PODSLICE_PROGRAMS_KEY is not set" in err
+    ((status, _, err),) = ended(started("--programs", tmp_path / "nothing"))
+    assert status == 1 and "has no programs: `podslice prepare CONFIG --to" in err
+
+
+@pytest.mark.slow
 def test_a_host_that_never_comes_is_named_by_all_others(free_tcp_port: int) -> None:
     options = "--port", free_tcp_port, "--timeout", 20
     for status, _, err in ended(*(started(*options, worker=worker, hosts=3) for worker in (0, 2))):

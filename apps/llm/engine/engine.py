@@ -32,13 +32,13 @@ from apps.llm.api import (
 from apps.llm.engine.adapters import stack
 from apps.llm.engine.adapters.loaded import Adapter, LoadedAdapters
 from apps.llm.engine.adapters.peft import PeftAdapter
-from apps.llm.engine.execute import layout_choice
+from apps.llm.engine.execute import layout_choice, stored
 from apps.llm.engine.execute.local import LocalDevices
 from apps.llm.engine.executor_protocol import ExecutorProvider
 from apps.llm.engine.grammar.matchers import AnyMatcher, Grammars
 from apps.llm.engine.interface import Vocabulary
 from apps.llm.engine.kv_events import publishers
-from apps.llm.engine.loading import allocate_and_compile, read_vocabulary
+from apps.llm.engine.loading import allocate_and_compile, calibration_tokens, read_vocabulary
 from apps.llm.engine.model.split import Split
 from apps.llm.engine.schedule.answer import Answer
 from apps.llm.engine.schedule.loop import Loop
@@ -52,12 +52,6 @@ from apps.llm.engine.weights.model import Model
 from apps.llm.page_names import model_root, page_root
 from ray_configs.llm import EngineConfig
 from ray_configs.tpu import TpuSlice
-
-CALIBRATION_TEXT = (
-    "The quick brown fox jumps over 13 lazy dogs. In 1969, people first walked on the Moon; it took them 4 days.\n"
-    'def area(width, height):\n    return width * height\n\n{"name": "Ada", "born": 1815, "likes": ["maths", "tea"]}\n'
-    "Q: How many days are in a week?\nA: Seven. Le chat dort, der Hund bellt, el sol brilla. x = 3.14 * (2 + 7) / 5!\n"
-)
 
 
 class JaxEngine:
@@ -120,6 +114,8 @@ class JaxEngine:
         use_compile_cache(config.compile_cache)
         # On a multi-host slice each host reads its own part; here the config and the tokenizer are enough.
         model = Model.open(config, weights=provider is None)
+        if provider is None:
+            stored.try_sets(config, model)
         provider = provider or LocalDevices()
         config = model.settle(config)
         max_len = model.max_len(config)
@@ -130,8 +126,8 @@ class JaxEngine:
             reading = pool.submit(read_vocabulary, model, vocabulary)
             executors = provider.load(config, model, chosen)
             try:
-                calibration = reading.result()[0].encode(CALIBRATION_TEXT) if config.quantize_kv_cache == "int8" else []
-                allocate_and_compile(executors, [token for token in calibration if token < model.arch.vocab_size])
+                calibration = calibration_tokens(config, reading.result()[0], model.arch.vocab_size)
+                allocate_and_compile(executors, calibration)
                 of_rank = chosen.of_dp_rank(config)
                 drafts = config.speculation == "ngram"
                 timings = [TurnTimes.measured(executor, of_rank) if drafts else None for executor in executors]

@@ -92,6 +92,10 @@ class Executor(Protocol[LaunchedT]):
     @property
     def compiles_after_ready(self) -> int: ...
 
+    @property
+    def programs_compiled(self) -> int:
+        """Programs that were compiled before that, because none was prepared; 0 before `warm_up`."""
+
     def close(self) -> None:
         """Release what is held outside this process. Idempotent, and safe at any time."""
 

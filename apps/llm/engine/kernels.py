@@ -4,7 +4,8 @@ XLA computes what no kernel takes. Kernels import slowly, so each is imported wh
 """
 
 import logging
-from collections.abc import Callable, Collection
+import re
+from collections.abc import Callable, Collection, Iterable
 from typing import Literal
 
 import jax
@@ -18,6 +19,8 @@ from apps.llm.engine.attention.xla import XlaAttention
 
 log = logging.getLogger("podslice")
 
+TARGET = re.compile(r"@(podslice_\w+)")
+"""A CPU kernel's name, in a lowered program that calls it: see `register`."""
 TILE_ROWS = 32
 """Rows of a tile of a TPU's memory, in int8."""
 
@@ -75,6 +78,22 @@ def multiplied(x: jax.Array, values: jax.Array, mesh: Mesh, num_rows: jax.Array 
         if products.takes(x, values):
             return products.product(x, values, num_rows)
     return quantization.multiplied(x, values)
+
+
+def register(targets: Iterable[str]) -> None:
+    """Register the CPU's kernels of these names, for programs that were compiled in another process.
+
+    Raises:
+        ValueError: there is no such kernel, or none can be used here.
+    """
+    from apps.llm.engine.cpu import attention_calls, products
+    from apps.llm.engine.cpu.ffi import usable
+
+    registers = products.TARGETS | attention_calls.TARGETS
+    for target in targets:
+        if target not in registers or not usable():
+            raise ValueError(f"this Podslice has no kernel {target} for this CPU and jaxlib")
+        registers[target]()
 
 
 def skips_padding(meshes: list[Mesh], dtype: jnp.dtype, int8_weights: bool) -> bool:

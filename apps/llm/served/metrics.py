@@ -75,6 +75,10 @@ class EngineMetrics(Metrics[EngineStats]):
         "host_pages_total": ("podslice_host_pages_total", "Pages for which host memory has room."),
         "host_pages_used": ("podslice_host_pages_used", "Pages in host memory."),
         "compiles_after_ready": ("podslice_compiles_after_ready", "Programs compiled since ready; should be 0."),
+        "programs_compiled": (
+            "podslice_programs_compiled",
+            "Programs compiled at the start, for want of prepared ones.",
+        ),
     }
     COUNTERS: ClassVar = {
         "prompt_tokens": ("podslice_prompt_tokens", "Prompt tokens processed."),

@@ -18,6 +18,7 @@ from ray_configs.llm import EngineConfig, LLMConfig
 _CONFIG = "the typed config"
 GATED = ("meta-llama/", "google/gemma", "mistralai/")
 """Prefixes of hub ids that need an accepted licence and a token."""
+PROGRAMS_KEY = "PODSLICE_PROGRAMS_KEY"
 READ_ONLY = "roles/storage.objectViewer"
 ROOM_FOR_CACHE = 0.85
 """Share of memory that weights may take; more leaves little for KV cache and activations."""
@@ -82,6 +83,17 @@ def host_memory(configured: Configured) -> Iterator[Problem]:
         yield error(place, why + "it would be killed for its memory while it starts", f"at most {free}")
     elif config.prefix_cache_host_gib > free:
         yield warning(place, why + "little is left for Ray's object store and for loading weights", f"at most {free}")
+
+
+@rule(Configured, "programs-key", _CONFIG + ": prepared programs are sealed")
+def programs_key(configured: Configured) -> Iterator[Problem]:
+    """Replicas that load prepared programs have the key that these are sealed with."""
+    config, env = configured.app.config, configured.service.env
+    if not isinstance(config, LLMConfig) or config.prepared_programs is None or PROGRAMS_KEY in env:
+        return
+    why = f"without {PROGRAMS_KEY}, the key that seals them, no replica loads them: each compiles its own"
+    instead = f'env={{"{PROGRAMS_KEY}": SecretKey(secret="podslice", key="programs-key")}} in the Service'
+    yield warning(configured.at("config.prepared_programs"), why, instead)
 
 
 @rule(Configured, "gated-model", "Hugging Face hub: gated models")

@@ -185,6 +185,13 @@ def logits(model: transformers.PreTrainedModel, ids: list[int]) -> torch.Tensor:
         return model(torch.tensor([ids]), use_cache=False).logits[0].float()
 
 
+def greedy(folder: Path, ids: list[int], count: int) -> list[int]:
+    """Transformers' likeliest tokens after these."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    made = model.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=count, min_new_tokens=count)
+    return made[0, len(ids) :].tolist()
+
+
 def save_tokenizer(folder: Path) -> None:
     """A byte-level BPE that knows a few words, <s> before every prompt, </s> as the end."""
     tokenizer = Tokenizer(models.BPE())

@@ -95,7 +95,7 @@ def tcp_host(port: int, secret: str, rank: int, step_s: float) -> None:
             return np.zeros((SHAPE.seqs, COLUMNS), np.int32)
 
     class Executor:
-        max_pages, compiles_after_ready = SHAPE.max_pages, 0
+        max_pages, compiles_after_ready, programs_compiled = SHAPE.max_pages, 0, 0
 
         def __init__(self) -> None:
             self.device = Device(step_s)

@@ -1,6 +1,6 @@
 """Registers the attention's kernels with XLA, and shares a call's work among XLA's threads."""
 
-from functools import cache
+from functools import cache, partial
 
 import numba
 import numpy as np
@@ -120,3 +120,7 @@ def _register(kind: str) -> None:
 
     add_handler(f"podslice_write_{kind}", write)
     add_handler(f"podslice_attend_{kind}", attend)
+
+
+TARGETS = {f"podslice_{call}_{kind}": partial(register, kind) for call in ("write", "attend") for kind in ZEROS}
+"""What registers each custom call's kernels."""

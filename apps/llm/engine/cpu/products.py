@@ -3,7 +3,7 @@
 XLA's own take two to four times as long with few rows, and compute padding too. With hundreds of rows they are equal.
 """
 
-from functools import cache
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -146,3 +146,7 @@ def _compile(kind: str) -> None:
         return _on_product(address, like_x, like_w)
 
     add_handler(f"podslice_product_{kind}", multiply)
+
+
+TARGETS = {f"podslice_product_{kind}": partial(_register, kind) for kind in KINDS}
+"""What registers each custom call's kernels."""

@@ -22,20 +22,21 @@ from jax.sharding import Mesh
 from apps.arrays import distributed
 from apps.arrays.layout import Devices, Layout
 from apps.arrays.programs import ProgramSet, warming_up
+from apps.arrays.stored_programs.loading import PreparedPrograms
 from apps.llm.engine import kernels
 from apps.llm.engine.adapters import stack
 from apps.llm.engine.adapters.stack import Adapted
-from apps.llm.engine.execute import memory
+from apps.llm.engine.execute import memory, stored
 from apps.llm.engine.execute.host_memory import COPIED, HostMemory, median_s
-from apps.llm.engine.execute.programs import CLEANED, EnginePrograms, alike, unlike
+from apps.llm.engine.execute.programs import CLEANED, alike, unlike
 from apps.llm.engine.execute.readout import Launched, Readout, head
 from apps.llm.engine.execute.sampling import TokenConstraints
 from apps.llm.engine.execute.step import HostStep, StepShape
-from apps.llm.engine.executor_protocol import Tokens, fitting, shapes_with_readout, step_shapes
+from apps.llm.engine.executor_protocol import Tokens, fitting, shapes_with_readout
 from apps.llm.engine.model import params
 from apps.llm.engine.prefix.transfer import Transfer
-from apps.llm.engine.weights import prepared_shards
 from apps.llm.engine.weights.model import Model
+from apps.llm.engine.weights.placed import placed
 from apps.llm.engine.weights.prepared import Prepared
 from apps.serving.progress import bar
 from ray_configs.llm import EngineConfig
@@ -54,7 +55,9 @@ class LocalDevices:
     def load(self, config: EngineConfig, model: Model, layout: Layout) -> "list[LocalExecutor]":
         meshes = distributed.meshes(layout)
         skips = kernels.skips_padding(meshes, jnp.dtype(config.dtype), config.quantize_weights == "int8")
-        return [LocalExecutor(mesh, layout.of_dp_rank(config), model, skips) for mesh in meshes]
+        of_rank = layout.of_dp_rank(config)
+        prepared = stored.find(of_rank, model, meshes[0], skips)
+        return [LocalExecutor(mesh, of_rank, model, skips, prepared) for mesh in meshes]
 
 
 class LocalExecutor:
@@ -64,44 +67,44 @@ class LocalExecutor:
         mesh: the devices of one DP rank.
         config: that rank's.
         skips_padding: as `Executor` has it.
+        prepared: the programs of all DP ranks.
     """
 
-    def __init__(self, mesh: Mesh, config: EngineConfig, model: Model, skips_padding: bool = False):
-        arch = model.arch
-        self.config, self.arch, self.mesh = config, arch, mesh
+    def __init__(
+        self,
+        mesh: Mesh,
+        config: EngineConfig,
+        model: Model,
+        skips_padding: bool = False,
+        prepared: PreparedPrograms | None = None,
+    ):
+        self.config, self.arch, self.mesh = config, model.arch, mesh
         self.spans_hosts = distributed.spans_hosts(mesh)
-        self.skips_padding = skips_padding
-        self.shapes = step_shapes(config, model.max_len(config), skips_padding)
+        self.skips_padding, self._prepared = skips_padding, prepared
+        self._specs = stored.listed(config, model, mesh, skips_padding)
+        self.shapes = list(self._specs.shapes)
         self.readout_shapes = shapes_with_readout(self.shapes)
         self.max_pages = self.shapes[0].max_pages
-        self._specs = EnginePrograms(config, arch, mesh, tuple(self.shapes))
         self.decoder, self.declared = self._specs.decoder, self._specs.declared
         self.int8_weights = config.quantize_weights == "int8"
-        dtype, platform = self.decoder.dtype, self.mesh.devices.flat[0].platform
-        started = time.monotonic()
+        platform, started = mesh.devices.flat[0].platform, time.monotonic()
         if platform == "cpu" and not isinstance(model.checkpoint, Prepared):  # whose files are mapped, not read
             memory.check_weights_fit(self._specs)
-        declared, to = self.declared, (self.mesh, dtype, self.int8_weights)
-        if model.checkpoint is None or model.random_weights:
-            self.params = params.random(declared, *to)
-        elif isinstance(model.checkpoint, Prepared):
-            self.params = prepared_shards.load(declared, model.checkpoint, *to)
-        else:
-            self.params = params.load(declared, model.checkpoint, *to)
+        self.params = placed(model, self.declared, mesh, self.decoder.dtype, self.int8_weights)
         self.adapter_forms = self._specs.adapters
         for layer, form in zip(self.params["layers"], self.adapter_forms):
             layer["adapters"] = stack.empty(form)
         jax.block_until_ready(self.params)
         log.info(
             "%.1f M parameters, %.2f GiB, on %d %s device(s) after %.1f s",
-            arch.num_params / 1e6,
+            self.arch.num_params / 1e6,
             params.nbytes(self.params) / 2**30,
             self.mesh.size,
             platform,
             time.monotonic() - started,
         )
         self.kv_scales: list[Any] | None = None
-        self.pages = self.host_pages = 0
+        self.pages = self.host_pages = self.programs_compiled = 0
         self.caches: list[Any] = []
         self._host: HostMemory | None = None
 
@@ -110,16 +113,20 @@ class LocalExecutor:
     def make_cache(self, calibration_ids: list[int]) -> int:
         """Measure int8 scales if wanted, allocate the KV cache, and return how many pages it has."""
         ids = calibration_ids[: self.max_pages * self.config.page_size]
-        self.pages = self.config.pages or memory.pages_that_fit(self._specs, self.max_pages)
+        self._least = ProgramSet([distributed.least(self.mesh)], self._prepared) if self.spans_hosts else None
+        prepared = None if self._prepared is None else self._prepared.pages
+        self.pages = self.config.pages or memory.pages_that_fit(self._specs, prepared, self._least)
+        if prepared not in (None, self.pages):
+            log.warning("programs are prepared for %d pages of KV cache; here %d fit", prepared, self.pages)
         self._specs = replace(self._specs, pages=self.pages, calibration=len(ids) if self._int8_cache else 0)
-        self.programs = ProgramSet(self._specs.listed())
+        self.programs = ProgramSet(self._specs.listed(), self._prepared)
         if self._int8_cache:
             self.kv_scales = self._calibrate(ids)
         self._paged_like, self._adapters_like = alike(self._specs.held_by("pages")), alike(self._specs.adapters)
         self.caches = self._empty_caches("cache", self._specs.caches)
         self.state = self.programs.once(("state",))()
-        size = sum(leaf.nbytes for leaf in jax.tree.leaves(self.caches))
-        log.info("KV cache: %d pages of %d tokens, %.2f GiB", self.pages, self.config.page_size, size / 2**30)
+        size = params.nbytes(self.caches) / 2**30
+        log.info("KV cache: %d pages of %d tokens, %.2f GiB", self.pages, self.config.page_size, size)
         return self.pages
 
     @property
@@ -155,22 +162,19 @@ class LocalExecutor:
             for layer in range(len(self.adapter_forms)):
                 self.write_adapter(1, layer, None)
         self.programs.ready()
+        self.programs_compiled = self.programs.compiled
 
     def make_host_cache(self) -> None:
         """Allocate host memory for pages, if the config asks for it and copying is quicker than computing."""
         pages = self._specs.host_pages
         if not pages:
             return
-        needed = self.config.prefix_cache_host_gib * 2**30
-        if needed > (free := memory.free_host_memory("prefix_cache_host_gib=0")):
-            raise MemoryError(
-                f"prefix_cache_host_gib: a DP rank would take {needed / 2**30:.1f} GiB of this host, which has "
-                f"{free / 2**30:.1f} GiB left: lower it"
-            )
+        memory.check_host_cache_fits(self.config)
         with warming_up():
             self._host = HostMemory(self.programs, self._given)
             copied_s, computed_s = self._seconds_a_page()
-            self.host_pages = distributed.least_over_hosts(pages if copied_s < computed_s else 0, self.mesh)
+            worth = pages if copied_s < computed_s else 0
+            self.host_pages = distributed.least_over_hosts(worth, self.mesh, self._least)
         log.info(
             "host memory: %s; a page takes %.2f ms to copy there and back, %.2f ms to compute",
             f"{pages} pages, {self._host.nbytes / 2**30:.2f} GiB" if self.host_pages else "not used",

@@ -7,9 +7,11 @@ from pathlib import Path
 import jax
 
 from apps.arrays import distributed
+from apps.arrays.programs import ProgramSet
 from apps.llm.engine.execute.programs import EnginePrograms
 from apps.llm.engine.execute.readout import BLOCK
 from apps.llm.engine.model import params
+from ray_configs.llm import EngineConfig
 
 
 def check_weights_fit(specs: EnginePrograms) -> None:
@@ -31,40 +33,70 @@ def check_weights_fit(specs: EnginePrograms) -> None:
         )
 
 
-def pages_that_fit(specs: EnginePrograms, max_pages: int) -> int:
-    """Pages that fit into the configured share of free memory, at most what a full batch needs (and page 0).
+def check_host_cache_fits(config: EngineConfig) -> None:
+    """Refuse pages of the prefix cache that this host has no memory for. Raises MemoryError."""
+    needed = config.prefix_cache_host_gib * 2**30
+    if needed > (free := free_host_memory("prefix_cache_host_gib=0")):
+        raise MemoryError(
+            f"prefix_cache_host_gib: a DP rank would take {needed / 2**30:.1f} GiB of this host, which has "
+            f"{free / 2**30:.1f} GiB left: lower it"
+        )
+
+
+def pages_that_fit(specs: EnginePrograms, prepared: int | None = None, least: ProgramSet | None = None) -> int:
+    """Pages of the KV cache, the same on all hosts: what fits into the configured share of free memory.
 
     Args:
-        max_pages: of the longest sequence.
+        prepared: pages that programs are prepared for, which are enough if they fit.
+        least: see `least_over_hosts`.
 
     Raises:
-        MemoryError: not even one such sequence fits.
+        MemoryError: not even one sequence of the longest length fits.
     """
-    config, mesh, arch = specs.config, specs.mesh, specs.arch
-    one = replace(specs, pages=1)
-    page_bytes: float = one.bytes_held_by("pages")
-    device = mesh.local_devices[0]
-    if device.platform == "cpu":
-        page_bytes *= len(mesh.local_devices) / mesh.size
-        free = free_host_memory("pages") * config.memory_fraction / 2
-    else:
-        stats = device.memory_stats()
-        page_bytes /= mesh.size
-        # Working memory of a step: activations and logits of the largest one, with a margin.
-        work = 4 * config.max_step_tokens * max(arch.intermediate_size, arch.hidden_size) * 4
-        work += 4 * max(config.max_batch_size, BLOCK) * arch.vocab_size * 4
-        work += one.bytes_held_by("slots") // mesh.size
-        free = (stats["bytes_limit"] - stats["bytes_in_use"]) * config.memory_fraction - work
+    fit = _room(specs, None)
+    if prepared is not None and specs.shapes[0].max_pages < prepared <= fit:
+        fit = prepared
     # Hosts differ in free memory, and every page takes memory on each of them.
-    fit = distributed.least_over_hosts(int(free // page_bytes), mesh)
-    most = config.max_batch_size * max_pages + 1
+    return _bounded(specs, distributed.least_over_hosts(fit, specs.mesh, least))
+
+
+def pages_to_expect(specs: EnginePrograms, free: int | None) -> int:
+    """As `pages_that_fit`, before there is anything on the devices, which need not exist.
+
+    Args:
+        free: bytes on each device that the weights leave; on a CPU, this host is asked.
+    """
+    return _bounded(specs, _room(specs, free))
+
+
+def _bounded(specs: EnginePrograms, fit: int) -> int:
+    """At most what a full batch needs (and page 0)."""
+    config, max_pages = specs.config, specs.shapes[0].max_pages
     if fit < max_pages + 1:
         raise MemoryError(
             f"the KV cache has room for {max(fit, 0)} pages of {config.page_size} tokens, less than one "
             f"sequence of {max_pages * config.page_size}: lower max_model_len, quantize weights or the "
             "KV cache to int8, or use a larger slice"
         )
-    return min(fit, most)
+    return min(fit, config.max_batch_size * max_pages + 1)
+
+
+def _room(specs: EnginePrograms, free: int | None) -> int:
+    """Pages that fit on this host, or into so many bytes of each device."""
+    config, mesh, arch = specs.config, specs.mesh, specs.arch
+    one = replace(specs, pages=1)
+    page_bytes: float = one.bytes_held_by("pages")
+    if mesh.devices.flat[0].platform == "cpu":
+        page_bytes *= len(mesh.local_devices) / mesh.size
+        return int(free_host_memory("pages") * config.memory_fraction / 2 // page_bytes)
+    if free is None:
+        stats = mesh.local_devices[0].memory_stats()
+        free = stats["bytes_limit"] - stats["bytes_in_use"]
+    # Working memory of a step: activations and logits of the largest one, with a margin.
+    work = 4 * config.max_step_tokens * max(arch.intermediate_size, arch.hidden_size) * 4
+    work += 4 * max(config.max_batch_size, BLOCK) * arch.vocab_size * 4
+    work += one.bytes_held_by("slots") // mesh.size
+    return int((free * config.memory_fraction - work) // (page_bytes / mesh.size))
 
 
 def free_host_memory(instead: str) -> int:

@@ -110,7 +110,7 @@ class LockstepExecutor:
 
     def __init__(self, config: EngineConfig, model: Model, hosts: RankWorkers):
         self.arch, self.hosts, self.skips_padding = model.arch, hosts, False
-        self.pages = self.host_pages = 0
+        self.pages = self.host_pages = self.programs_compiled = 0
         self.shapes = step_shapes(config, model.max_len(config))
         self.readout_shapes = shapes_with_readout(self.shapes)
 
@@ -132,7 +132,7 @@ class LockstepExecutor:
 
     def warm_up(self) -> None:
         self.hosts.tell(message(MessageKind.WARM_UP))
-        self.hosts.reports()
+        self.programs_compiled = max(self.hosts.reports())
 
     def shape_for(self, tokens: int, seqs: int, reads: bool = False) -> StepShape:
         return fitting(self.readout_shapes if reads else self.shapes, tokens, seqs)

@@ -21,7 +21,10 @@ from jax.sharding import Mesh
 from apps.arrays import distributed
 from apps.arrays.layout import Layout
 from apps.arrays.program_cache import use_compile_cache
+from apps.arrays.stored_programs.loading import PreparedPrograms
+from apps.arrays.stored_programs.trial import TrialHosts
 from apps.llm.engine.adapters import stack
+from apps.llm.engine.execute import stored
 from apps.llm.engine.execute.local import LocalExecutor
 from apps.llm.engine.execute.readout import Launched, Readout
 from apps.llm.engine.execute.sampling import TokenConstraints
@@ -70,17 +73,20 @@ def work(leader: Leader, connection: Connection, config: EngineConfig, coordinat
     """
     with _reporting_errors(connection, rank):
         use_compile_cache(config.compile_cache)
+        model = Model.open(config)
+        stored.try_sets(config, model, TrialHosts(coordinator, rank, hosts))
         distributed.join(coordinator, rank, hosts)
         connection.send(message(MessageKind.DONE, (distributed.here().count,)))
         layout = _layout(connection)
-        model = Model.open(config)
         config = model.settle(config)
         model = model.at_size(config, layout.tensor)
-        for dp_rank, mesh in enumerate(distributed.meshes(layout)):
+        of_rank, meshes = layout.of_dp_rank(config, hosts), distributed.meshes(layout)
+        prepared = stored.find(of_rank, model, meshes[0])
+        for dp_rank, mesh in enumerate(meshes):
             if distributed.takes_part(mesh):
                 first = rank == min(device.process_index for device in mesh.devices.flat)
                 worker = Worker(leader.connect(rank, dp_rank), rank, first)
-                orders = mesh, layout.of_dp_rank(config, hosts), model
+                orders = mesh, of_rank, model, prepared
                 threading.Thread(
                     target=worker.run, args=orders, name=f"podslice-dp-rank-{dp_rank}", daemon=True
                 ).start()
@@ -101,10 +107,10 @@ class Worker:
         self._connection, self._rank, self._first = connection, rank, first
         self._launched: SimpleQueue[Launched] = SimpleQueue()
 
-    def run(self, mesh: Mesh, config: EngineConfig, model: Model) -> None:
+    def run(self, mesh: Mesh, config: EngineConfig, model: Model, prepared: PreparedPrograms | None) -> None:
         """Load this host's part of the model, then run the engine's calls until the connection ends."""
         with _reporting_errors(self._connection, self._rank):
-            executor = LocalExecutor(mesh, config, model)
+            executor = LocalExecutor(mesh, config, model, prepared=prepared)
             self._connection.send(message(MessageKind.DONE))
             self.run_calls(executor)
 
@@ -145,7 +151,7 @@ class Worker:
             self._connection.send(message(MessageKind.DONE, (executor.make_cache(ids),)))
         elif kind is MessageKind.WARM_UP:
             executor.warm_up()
-            self._connection.send(message(MessageKind.DONE))
+            self._connection.send(message(MessageKind.DONE, (executor.programs_compiled,)))
         elif kind is MessageKind.MAKE_HOST_CACHE:
             executor.make_host_cache()
             self._connection.send(message(MessageKind.DONE, (executor.host_pages,)))

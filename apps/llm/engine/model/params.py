@@ -108,8 +108,8 @@ def _drawing(form: WeightForm, constant: float | None) -> jax.stages.Compiled:
     return ProgramSpec(("draw",), draw, (number, number), out_shardings=shardings(form)).compiled()
 
 
-def nbytes(params: Params) -> int:
-    """Bytes of all parameters over all devices."""
+def nbytes(params: Any) -> int:
+    """Bytes of all parameters, or of another tree of arrays, over all devices."""
     return sum(leaf.nbytes for leaf in jax.tree.leaves(params))
 
 

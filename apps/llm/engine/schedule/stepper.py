@@ -145,6 +145,7 @@ class Stepper(Generic[LaunchedT]):
             drafted_tokens=self._drafted_tokens,
             accepted_tokens=self._accepted_tokens,
             compiles_after_ready=self.executor.compiles_after_ready,
+            programs_compiled=self.executor.programs_compiled,
             steps=self._steps,
             step_running_s=step_running_s,
         )
