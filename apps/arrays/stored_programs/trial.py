@@ -31,6 +31,8 @@ LIMIT_S = 900
 TRIED, FAILED, ANOTHER = 0, 1, 3
 """Exit statuses of the child; ANOTHER: the set was made for another machine."""
 
+UNMARKED = "That cannot be written down"
+
 
 @dataclass(frozen=True)
 class TrialHosts:
@@ -87,10 +89,11 @@ def try_set(
         ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, errors="replace")
     except subprocess.TimeoutExpired:
         return FAILED, f"they have not ended within {LIMIT_S} s"
+    lines = [line for line in ended.stderr.strip().splitlines() if line.strip()] or ["it said nothing"]
     if ended.returncode == TRIED:
         stored.note_tried(manifest)
-        return TRIED, f"all {len(manifest.programs)} loaded and ran, in {time.monotonic() - began:.1f} s"
-    lines = [line for line in ended.stderr.strip().splitlines() if line.strip()] or ["it said nothing"]
+        unmarked = next((f". {line[:SAID]}" for line in lines if line.startswith(UNMARKED)), "")
+        return TRIED, f"all {len(manifest.programs)} loaded and ran, in {time.monotonic() - began:.1f} s{unmarked}"
     if ended.returncode == ANOTHER:
         return ANOTHER, lines[-1][:SAID]
     how = f"by signal {-ended.returncode}" if ended.returncode < 0 else f"with status {ended.returncode}"
@@ -119,8 +122,10 @@ def main(location: str, name: str, register: str, *joins: str) -> int:
     run_all(stored, manifest)
     try:  # on each host: they may have a folder each
         stored.mark_tried(manifest)
-    except OSError as error:
-        print(f"{location} cannot be written, so each start tries its programs again: {error}", file=sys.stderr)
+    except Exception as error:  # remote file systems raise their clients' own
+        print(f"{UNMARKED}, so each start tries these programs again: {location}: {error}", file=sys.stderr)
+    if joins:  # waits for the others: JAX ends a process whose peer has gone
+        jax.distributed.shutdown()
     return TRIED
 
 

@@ -159,8 +159,10 @@ def test_a_folder_that_cannot_be_written_is_tried_at_each_start(
 ) -> None:
     (name,) = (path.parent for path in own.glob("*/manifest.json"))
     (name / "tried.json").mkdir()  # nothing can be renamed to it, not even by root
-    found, said = run(own, caplog)
+    with caplog.at_level("INFO", "podslice"):
+        found, said = run(own, caplog)
     assert (found["loaded"], found["compiled"]) == (2, 0), said
+    assert any("each start tries these programs again" in record.getMessage() for record in caplog.records)
 
 
 def test_a_set_that_cannot_be_used_spoils_no_other(own: Path, caplog: pytest.LogCaptureFixture) -> None:
