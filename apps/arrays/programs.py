@@ -1,10 +1,10 @@
 """The programs of an engine: one list of them, which it compiles before its first request.
 
 An engine makes the list from its config and its model's sizes alone, as `ProgramSpec`s. Its `ProgramSet` compiles them;
-`apps.plan` compiles the same list for chips that are not there, and `apps.jobs.prepare`
-keeps what it compiles in files. Nothing else in what serves requests calls `jax.jit`
-(but for a function inside a program, to trace it once), so no request can need a program that is not in the list. What
-runs once while an engine starts, such as reading weights, is compiled where it is met, by `ProgramSpec.compiled`.
+`apps.plan` compiles the same list for chips that are not there, and `apps.jobs.prepare` keeps it compiled in files.
+Nothing else in what serves requests calls `jax.jit` (but for a function inside a program, to trace it once), so no
+request can need a program that is not in the list. What runs once while an engine starts, such as reading weights, is
+compiled where it is met, by `ProgramSpec.compiled`.
 """
 
 import logging

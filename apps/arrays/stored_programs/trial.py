@@ -32,6 +32,7 @@ TRIED, FAILED, ANOTHER = 0, 1, 3
 """Exit statuses of the child; ANOTHER: the set was made for another machine."""
 
 UNMARKED = "That cannot be written down"
+"""Begins the child's word that it has left no mark."""
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,12 @@ from contextlib import ExitStack, closing
 from typing import Any
 
 from apps.arrays import distributed
+from apps.arrays.stored_programs.fingerprint import COUNT
 from apps.arrays.stored_programs.folder import ProgramFolder, ProgramManifest, StoredProgram
 from apps.jobs.preparation.output import PreparationRefused
 from apps.jobs.preparation.programs import Preparing, ProgramSummary, TargetDevices, seal_key
 from ray_configs.llm import LLMConfig
 
-COUNT = "--xla_force_host_platform_device_count="
 DONE = {"done": True}
 
 

@@ -5,7 +5,6 @@ A set is written program by program, and its manifest after each: the same comma
 """
 
 import hashlib
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -238,11 +237,7 @@ def _free(programs: EnginePrograms, machine: TargetDevices) -> int | None:
     from apps.plan import topology
 
     assert machine.slice is not None
-    weights = sum(
-        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-        for leaf in jax.tree.leaves(programs.weights)
-    )
-    return int(topology.usable_hbm(machine.slice) * (1 - SPARE)) - weights
+    return int(topology.usable_hbm(machine.slice) * (1 - SPARE)) - programs.weight_bytes()
 
 
 def _stored(

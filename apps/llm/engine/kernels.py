@@ -4,7 +4,6 @@ XLA computes what no kernel takes. Kernels import slowly, so each is imported wh
 """
 
 import logging
-import re
 from collections.abc import Callable, Collection, Iterable
 from typing import Literal
 
@@ -19,8 +18,6 @@ from apps.llm.engine.attention.xla import XlaAttention
 
 log = logging.getLogger("podslice")
 
-TARGET = re.compile(r"@(podslice_\w+)")
-"""A CPU kernel's name, in a lowered program that calls it: see `register`."""
 TILE_ROWS = 32
 """Rows of a tile of a TPU's memory, in int8."""
 

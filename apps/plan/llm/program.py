@@ -5,7 +5,6 @@ each further layer adds: memory, bytes and cycles of the whole are extrapolated 
 widths, vocabulary, batch, cache and sharding are the config's own.
 """
 
-import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -58,13 +57,6 @@ class StepPrograms(EnginePrograms):
     def page_bytes(self) -> float:
         """Bytes of a page, all layers together, on each device; layouts may pad it."""
         return self.bytes_held_by("pages") / self.pages / self.mesh.size
-
-    def weight_bytes(self) -> int:
-        """Bytes of the weights on each device; layouts may pad them."""
-        return sum(
-            math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-            for leaf in jax.tree.leaves(self.weights)
-        )
 
     def lowered(self, shape: StepShape) -> jax.stages.Lowered:
         """Lowers the step as the engine would on those devices."""

@@ -1,5 +1,6 @@
 """The programs of a language model on the devices of one DP rank: what each computes, and the list of them all."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -78,6 +79,13 @@ class EnginePrograms:
         for layer, form in zip(tree["layers"], self.adapters):
             layer["adapters"] = form
         return tree
+
+    def weight_bytes(self) -> int:
+        """Bytes of the weights on each device; layouts may pad them."""
+        return sum(
+            math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+            for leaf in jax.tree.leaves(self.weights)
+        )
 
     @cached_property
     def adapters(self) -> list[Adapted]:
