@@ -43,10 +43,11 @@ class Backlog:
         """Note that the step brings a caller without a backlog a first token."""
         self._first_token_steps[account.caller] = self._step
 
-    def next_step(self, accounts: Iterable[Account[Any]]) -> None:
-        """Note that a step is planned: callers with sequences still waiting are backlogged in the next one."""
-        self._step += 1
+    def next_step(self, accounts: Iterable[Account[Any]], steps: int = 1) -> None:
+        """Note that a step is planned, or several alike: callers with sequences still waiting are backlogged in the
+        next one."""
+        self._step += steps
         self._callers = frozenset(account.caller for account in accounts if account.waiting)
-        if not self._step % RECENT_STEPS:
+        if self._step % RECENT_STEPS < steps:
             recent = self._step - RECENT_STEPS
             self._first_token_steps = {each: step for each, step in self._first_token_steps.items() if step > recent}

@@ -35,19 +35,19 @@ class Scheduler:
     entered: list[Sequence] = field(default_factory=list)  # given a slot since the loop last cleared this
 
     def __post_init__(self) -> None:
-        self._slots = list(reversed(range(self.max_batch)))
+        self.slots = list(reversed(range(self.max_batch)))
         self._budget = 0  # tokens left in the step
         self._planned: dict[Sequence, Work] = {}  # the step so far
         self._drafts: Mapping[Sequence, Ids[int]] = {}  # for the step
-        self._accounts: Accounts[Sequence] = Accounts(self.weights)
-        self._backlog = Backlog(self.max_step_tokens)
+        self.accounts: Accounts[Sequence] = Accounts(self.weights)
+        self.backlog = Backlog(self.max_step_tokens)
 
     @property
     def waiting(self) -> list[Sequence]:
-        return list(self._accounts.waiting)
+        return list(self.accounts.waiting)
 
     def add(self, seq: Sequence) -> None:
-        seq.account = self._accounts.of(seq.request.caller)
+        seq.account = self.accounts.of(seq.request.caller)
         insert(seq.account.waiting, seq)
 
     def schedule(self, drafts: Mapping[Sequence, Ids[int]] | None = None) -> list[Work]:
@@ -58,12 +58,12 @@ class Scheduler:
                 leave less room. The batch must have a row, and the budget a token, for each drafted token.
         """
         self._budget, self._planned, self._drafts = self.max_step_tokens, {}, drafts or {}
-        clients, background = self._accounts.of_class(background=False), self._accounts.of_class(background=True)
+        clients, background = self.accounts.of_class(background=False), self.accounts.of_class(background=True)
         self._make_way(clients, background)
         self._plan_class(clients, entering=True)
         if background:
             self._plan_class(background, entering=not any(account.waiting for account in clients))
-        self._backlog.next_step(clients)
+        self.backlog.next_step(clients)
         # Background decodes come after other callers' prefill when the budget is spent, but not in the step's layout.
         work = list(self._planned.values())
         return sorted(work, key=lambda item: not (item.decoding or item.draft)) if background else work
@@ -80,7 +80,7 @@ class Scheduler:
         if wants is None or not wants.may_take_from(holder):
             return
         first_chunk = min(len(wants.waiting[0].tokens), self.max_step_tokens)
-        if not self._slots or self.pool.free * self.page_size < first_chunk:
+        if not self.slots or self.pool.free * self.page_size < first_chunk:
             self._preempt(holder.running[-1])
 
     def _plan_class(self, accounts: list[Account[Sequence]], entering: bool) -> None:
@@ -108,10 +108,10 @@ class Scheduler:
             entering: waiting sequences may have a slot.
         """
         accounts = [account for account in prefills if prefills[account] or (entering and account.waiting)]
-        backlog_left = self._backlog.prefill_budget(self._budget)
+        backlog_left = self.backlog.prefill_budget(self._budget)
         while self._budget and (account := least_served(accounts)) is not None:
             before = self._budget
-            budget = min(before, backlog_left) if account in self._backlog else before
+            budget = min(before, backlog_left) if account in self.backlog else before
             enters = account.waiting and account.waiting[0].may_enter
             if not budget or not (prefills[account] or enters):
                 accounts.remove(account)  # it has nothing more for this step, or may have nothing more of it
@@ -127,11 +127,11 @@ class Scheduler:
                 entering = False
                 accounts = [account for account in accounts if prefills[account]]
                 continue
-            if account in self._backlog:
+            if account in self.backlog:
                 backlog_left -= before - self._budget
             elif seq in self._planned and self._planned[seq].samples and not seq.background:
                 # A first token: this step stays short for it.
-                self._backlog.first_token(account)
+                self.backlog.first_token(account)
                 backlog_left = 0
 
     def fill_in(self, seq: Sequence, token: int) -> None:
@@ -213,7 +213,7 @@ class Scheduler:
 
     def _last(self) -> Sequence | None:
         """The sequence to preempt next: the last unplanned one of the caller that holds the most, background first."""
-        accounts = (*self._accounts.of_class(background=True), *self._accounts.of_class(background=False))
+        accounts = (*self.accounts.of_class(background=True), *self.accounts.of_class(background=False))
         for account in sorted(accounts, key=lambda account: (account.caller.background, account.held), reverse=True):
             for seq in reversed(account.running):
                 if seq not in self._planned:
@@ -249,7 +249,7 @@ class Scheduler:
         if seq in self.entered:
             self.entered.remove(seq)
         assert seq.slot is not None  # it was running
-        self._slots.append(seq.slot)
+        self.slots.append(seq.slot)
         seq.slot, seq.on_device = None, False
         self._drop_pages(seq)
 
@@ -259,7 +259,7 @@ class Scheduler:
 
     def _enter(self, seq: Sequence) -> bool:
         """Give the first sequence in its caller's queue a slot and pages for its first chunk, cached prefix first."""
-        if not self._slots and not self._displace(seq):
+        if not self.slots and not self._displace(seq):
             return False
         if self.pool.reuse:
             # Not the last token's page: at least one token must be computed to sample from.
@@ -276,7 +276,7 @@ class Scheduler:
                 self._drop_pages(seq)
                 return False
         seq.account.waiting.remove(seq)
-        seq.slot = self._slots.pop()
+        seq.slot = self.slots.pop()
         self.running.append(seq)
         insert(seq.account.running, seq)
         self.entered.append(seq)

@@ -165,7 +165,7 @@ def test_the_accounts_of_those_who_left_go() -> None:
         machine.ask([7] * 5, 2, caller=Caller(address=f"10.0.0.{i}"))
         while machine.open:
             machine.step()
-    assert len(machine.scheduler._accounts.of_class(background=False)) == 1
+    assert len(machine.scheduler.accounts.of_class(background=False)) == 1
 
 
 def admission(max_waiting: int = 100, **callers: CallerConfig) -> tuple[Admission, list[float]]:

@@ -4,6 +4,7 @@ The device keeps, in each slot of each page, the whole prefix that the key there
 a page written by two, a position computed too late or a prefix wrongly shared shows at once as a wrong prefix.
 """
 
+import copy
 import itertools
 import random
 from collections import Counter, deque
@@ -17,6 +18,7 @@ from apps.llm.api import Caller, TokenRequest
 from apps.llm.engine.prefix.page_pool import PagePool
 from apps.llm.engine.schedule.scheduler import Scheduler
 from apps.llm.engine.schedule.sequence import UNREAD, Sequence, Work
+from apps.llm.engine.schedule.steady import advance, steady_steps
 
 PAGE = 4
 EOS = 0
@@ -61,6 +63,24 @@ class Device:
         return hash(tuple(self.truth[seq])) % 13 or int(not self.ends)
 
 
+def twice(scheduler: Scheduler) -> Scheduler:
+    """A copy of it, with all sequences."""
+    lock = scheduler.pool.news._lock
+    return copy.deepcopy(scheduler, {id(lock): lock})
+
+
+def state(scheduler: Scheduler) -> list[object]:
+    """All that its next steps depend on."""
+    pool, accounts = scheduler.pool, scheduler.accounts.of_class(False)
+    sequences = [
+        (seq.arrival, seq.tokens, seq.computed, seq.pages, seq.hashes, seq.published, seq.slot, seq.on_device)
+        for seq in (*scheduler.running, *scheduler.waiting)
+    ]
+    served = [(account.caller, pytest.approx(account.served)) for account in accounts]
+    of_pool = list(pool._free), pool._users, pool._page_of, pool._hash_of, set(pool.news._names)
+    return [sequences, served, *of_pool, scheduler.slots, vars(scheduler.backlog)]
+
+
 class Serving(RuleBasedStateMachine):
     @initialize(pages=st.integers(5, 14), batch=st.integers(1, 4), budget=st.integers(4, 20), reuse=st.booleans())
     def start(self, pages: int, batch: int, budget: int, reuse: bool) -> None:
@@ -72,6 +92,7 @@ class Serving(RuleBasedStateMachine):
         self.pending: list[tuple[Work, int]] = []
         self.stops: dict[Sequence, int] = {}  # where the sequence's computed tokens end, since it last entered
         self.accepted = 0
+        self.leaps = Counter[int]()
 
     @rule(
         prompt=st.lists(st.sampled_from([7, 8]), min_size=1, max_size=30),
@@ -124,6 +145,24 @@ class Serving(RuleBasedStateMachine):
         """A turn that reads first, so that it knows what to draft for: some of it right, some wrong."""
         self.read()
         self.turn(self.drafts(dice))
+
+    @rule(steps=st.integers(1, 20))
+    def leap(self, steps: int) -> None:
+        """Many steps at once leave what single ones leave. Of copies: the device computes single steps."""
+        steps = min(steps, steady_steps(self.scheduler))
+        if not steps or any(item.draft for item, _ in self.pending):
+            return
+        self.leaps[steps] += 1
+        singly, at_once = twice(self.scheduler), twice(self.scheduler)
+        running = set(singly.running)
+        for _ in range(steps):
+            work = singly.schedule()
+            assert {item.seq for item in work} == running and all(item.decoding for item in work)
+            for item in work:
+                singly.fill_in(item.seq, 9)
+        advance(at_once, steps, 9)
+        assert state(at_once) == state(singly)
+        assert singly.preemptions == self.scheduler.preemptions and not singly.entered
 
     def drafts(self, dice: random.Random) -> dict[Sequence, list[int]]:
         scheduler, drafts = self.scheduler, {}
@@ -223,6 +262,20 @@ class Serving(RuleBasedStateMachine):
 
 Serving.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 TestServing = Serving.TestCase
+
+
+def test_leaps_of_many_steps_happen() -> None:
+    """What the state machine holds against single steps: with pages to allocate, to publish and to evict."""
+    machine = Serving()
+    machine.start(pages=14, batch=2, budget=20, reuse=True)
+    machine.device.ends = False
+    for round in range(4):
+        asked = [machine.ask([7] * (5 + round), 18), machine.ask([7] * 5, 20), machine.ask([8] * 3, 4)]
+        while not all(seq.done for seq in asked):
+            machine.step()
+            machine.leap(20)
+    assert max(machine.leaps) > 12 and sum(machine.leaps.values()) > 60
+    machine.teardown()
 
 
 def test_shortage_preempts_the_youngest_and_keeps_its_answer() -> None:
