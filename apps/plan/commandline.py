@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -25,14 +26,17 @@ ALIVE_S = 15.0
 LANGUAGE = "language model"
 SEARCH = "language model, with --search"
 PICTURES = "Stable Diffusion"
+WORKLOAD = "language model, for a workload"
 
 
-def _changed(config: Planned, pairs: Sequence[str], options: Mapping[str, Any], source: str) -> Planned:
-    """The config with the changes of --set and the other options."""
+def _changed(
+    config: Planned, pairs: Sequence[str], options: Mapping[str, Any], source: str, sliced: bool = True
+) -> Planned:
+    """The config with the changes of --set and the other options. `sliced`: it must have a slice then."""
     settable = EngineConfig if isinstance(config, LLMConfig) else StableDiffusionConfig
     given = {field: value for field, value in options.items() if value is not None}
     config = changed(config, assignments(pairs, settable) | given, source)
-    if config.slice is None:
+    if sliced and config.slice is None:
         raise ConfigError(f"{source} runs on CPUs: it has no slice to plan for. Name one, such as --slice v5e:2x4:8t")
     return config
 
@@ -61,31 +65,56 @@ def command(*kinds: type[Planned]) -> typer.Typer:
         generation: Annotated[list[str] | None, option("Look only at this generation.", SEARCH)] = None,
         most_chips: Annotated[int | None, option("Only slices of at most this many chips (64).", SEARCH)] = None,
         price: Annotated[list[str] | None, option("Dollars a chip-hour: v5e=1.20", SEARCH)] = None,
+        trace: Annotated[
+            Path | None, option("Recorded requests, as Mooncake, Bailian, AIPerf or Azure write them.", WORKLOAD)
+        ] = None,
+        prompt_tokens: Annotated[
+            str | None, option("Or their prompts: 512, 32:512 (uniform), normal:MEAN:DEVIATION, ...", WORKLOAD)
+        ] = None,
+        output_tokens: Annotated[str | None, option("And their answers, likewise.", WORKLOAD)] = None,
+        shared_prefix: Annotated[int | None, option("Tokens that all prompts begin with.", WORKLOAD)] = None,
+        rate: Annotated[float | None, option("Requests a second; with --trace, in place of its own.", WORKLOAD)] = None,
+        concurrency: Annotated[int | None, option("Or so many at a time.", WORKLOAD)] = None,
+        requests: Annotated[int | None, option("How many, or the first ones of a trace (2000).", WORKLOAD)] = None,
+        replicas: Annotated[int | None, option("Default: the config's fewest.", WORKLOAD)] = None,
+        slo: Annotated[str | None, option("What to keep to: ttft=2s,tpot=40ms,share=0.99", WORKLOAD)] = None,
+        seed: Annotated[int | None, option("Of requests that are drawn (0).", WORKLOAD)] = None,
+        chart: Annotated[Path | None, option("Draw the run: an SVG file.", WORKLOAD)] = None,
         model: Annotated[str | None, option("Another model than the config's.", PICTURES)] = None,
         size: Annotated[str | None, option("WIDTHxHEIGHT; default: the config's first.", PICTURES)] = None,
         steps: Annotated[int | None, option("Denoising steps; default: the config's.", PICTURES)] = None,
         pictures: Annotated[str | None, option("At once on each chip, each compiled (1,2,4,8).", PICTURES)] = None,
     ) -> None:
         """Compile CONFIG's programs with XLA's TPU compiler for its slice, and say what fits and how fast it can be."""
-        lengths = {"--context": context, "--prompt": prompt, "--whole": whole, "--search": search}
-        bounds = {"--ms-per-token": ms_per_token, "--generation": generation, "--most-chips": most_chips}
-        bounds |= {"--price": price}
+        lengths = {"--context": context, "--prompt": prompt}
+        bounds = {"--generation": generation, "--most-chips": most_chips, "--ms-per-token": ms_per_token}
         images = {"--model": model, "--size": size, "--steps": steps, "--pictures": pictures}
+        loads = {"--trace": trace, "--prompt-tokens": prompt_tokens, "--output-tokens": output_tokens, "--rate": rate}
+        loads |= {"--shared-prefix": shared_prefix, "--concurrency": concurrency, "--requests": requests}
+        loads |= {"--replicas": replicas, "--slo": slo, "--seed": seed, "--chart": chart}
+        loaded = any(value is not None for value in loads.values())
         changes = {"slice": slice, "model": model, "sizes": size, "num_inference_steps": steps}
         try:
             planned = application(config, *kinds, name=name)
             if isinstance(planned, StableDiffusionConfig):
-                _refuse(lengths | bounds, "not for Stable Diffusion")
+                others = {"--whole": whole, "--search": search, "--price": price}
+                _refuse(lengths | bounds | loads | others, "not for Stable Diffusion")
             else:
                 _refuse(images, "not for a language model, whose fields --set changes")
                 _refuse({} if search else bounds, "only with --search")
-            planned = _changed(planned, set or [], changes, config)
+                _refuse({} if search or loaded else {"--price": price}, "only with --search, or for a workload")
+            if loaded:
+                _refuse(lengths | {"--ms-per-token": ms_per_token}, "not for a workload: its lengths and --slo say it")
+            planned = _changed(planned, set or [], changes, config, sliced=not loaded or search)
             if isinstance(planned, StableDiffusionConfig):
                 made, show = _plan_images(planned, _counts(pictures or "1,2,4,8"))
             else:
                 dollars = _prices(price or [])
                 criteria = (tuple(generation or dollars or GENERATIONS), most_chips or 64, ms_per_token, dollars)
-                made, show = _plan_llm(planned, (prompt, context, whole), criteria if search else None)
+                if loaded:
+                    made, show = _plan_workload(planned, loads, criteria if search else None, dollars)
+                else:
+                    made, show = _plan_llm(planned, (prompt, context, whole), criteria if search else None)
         except ConfigError as error:
             typer.echo(f"error: {error}", err=True)
             raise typer.Exit(2) from error
@@ -116,6 +145,29 @@ def _plan_llm(config: LLMConfig, lengths: tuple[Any, ...], criteria: tuple[Any, 
         with _alive(f"looking for a slice for {config.model}") as tell:
             return search.search(workload, search.Criteria(*criteria), tell), text.show_search
     except (CheckpointError, UnsupportedModel, NoCompiler, ValueError) as error:
+        raise ConfigError(str(error)) from error
+
+
+def _plan_workload(
+    config: LLMConfig, loads: Mapping[str, Any], criteria: tuple[Any, ...] | None, prices: Mapping[str, float]
+) -> tuple[BaseModel, Show]:
+    _keep_off_tpus()
+    from apps.arrays.model_folder import CheckpointError
+    from apps.llm.engine.model.rope import UnsupportedModel
+    from apps.plan.llm.search import Criteria
+    from apps.plan.topology import NoCompiler
+    from apps.plan.workload import asking, chart, planning, text
+
+    asked = asking.of_options(loads, prices)
+    try:
+        with _alive(f"planning a workload of {len(asked.workload.arrivals):,} requests") as tell:
+            if criteria is not None:
+                return planning.search_workload(config, asked, Criteria(*criteria), tell), text.show_search
+            made = (planning.plan_measured if config.slice is None else planning.plan_workload)(config, asked, tell)
+            if asked.chart is not None:
+                chart.write(asked.chart, made)
+            return made, text.show
+    except (CheckpointError, UnsupportedModel, NoCompiler, ValueError, OSError) as error:
         raise ConfigError(str(error)) from error
 
 

@@ -206,13 +206,19 @@ def _prefills(
         tokens = min(sized.prompt - done, large)
         shape = fitting(sized.shapes, tokens, 1)
         done += tokens
-        cost = prefill
-        if small < shape.tokens < large:
-            cost = extrapolated(decode, (prefill, (shape.tokens - small) / (large - small)))
-        elif shape.tokens <= small < large:
-            shape, cost = sized.decode_shape, decode
+        cost = measured_at(sized, decode, prefill, shape)
+        if shape.tokens <= small < large:
+            shape = sized.decode_shape
         steps.append((shape, cost, (tokens, done)))
     return steps
+
+
+def measured_at(sized: PlannedModel, decode: MeasuredStep, prefill: MeasuredStep, shape: StepShape) -> MeasuredStep:
+    """A step of any shape: by its tokens, between the two that were compiled; a smaller one as the decode step."""
+    small, large = sized.decode_shape.tokens, sized.shapes[-1].tokens
+    if small < shape.tokens < large:
+        return extrapolated(decode, (prefill, (shape.tokens - small) / (large - small)))
+    return decode if shape.tokens <= small < large else prefill
 
 
 def unread(sized: PlannedModel, shape: StepShape) -> float:

@@ -71,7 +71,7 @@ def search(workload: Workload, criteria: Criteria, tell: Callable[[str], None] =
     for slice, devices, layout in layouts(arch, criteria, workload.config.expert_parallel):
         update = {"data_parallel": layout.data, "tensor_parallel": layout.tensor}
         there = replace(workload, slice=slice, config=workload.config.model_copy(update=update))
-        found = _by_arithmetic(there, criteria, layout, devices)
+        found = by_arithmetic(there, criteria, layout, devices)
         if found is not None and found.verdict:
             refused.append(found)
         elif found is not None:
@@ -120,7 +120,7 @@ TWO_DEVICES = ("v3", "v4", "7x")
 """Generations whose chips the compiler sees as two devices."""
 
 
-def _by_arithmetic(workload: Workload, criteria: Criteria, layout: Layout, devices: Devices) -> Candidate | None:
+def by_arithmetic(workload: Workload, criteria: Criteria, layout: Layout, devices: Devices) -> Candidate | None:
     """A candidate, with a verdict if arithmetic alone rules it out; None if the model does not split this way."""
     slice = workload.slice
     try:

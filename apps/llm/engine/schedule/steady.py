@@ -24,7 +24,9 @@ def steady_steps(scheduler: Scheduler) -> int:
     if not all(seq.unread and seq.decoding and seq.ready for seq in scheduler.running):
         return 0
     steps = min(seq.limit - len(seq.tokens) for seq in scheduler.running)
-    while steps and sum(_pages_needed(seq, steps, scheduler.page_size) for seq in scheduler.running) > scheduler.pool.free:
+    while (
+        steps and sum(_pages_needed(seq, steps, scheduler.page_size) for seq in scheduler.running) > scheduler.pool.free
+    ):
         steps //= 2
     return steps
 

@@ -1,0 +1,61 @@
+"""What a step and the host's work around it cost, in seconds."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
+
+
+class StepCost(NamedTuple):
+    """The time of one step on the device, by what it waits for; the sum is the step's."""
+
+    hbm: float = 0.0
+    compute: float = 0.0
+    ici: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self.hbm + self.compute + self.ici
+
+
+class StepTimes(Protocol):
+    """How long the device takes for a step."""
+
+    def cost(self, decodes: Sequence[int], chunks: Sequence[tuple[int, int]]) -> StepCost:
+        """A step's time.
+
+        Args:
+            decodes: for each sequence that computes one token: its tokens in the KV cache after the step.
+            chunks: for each part of a prompt: its tokens in the step, and those in the KV cache after it.
+        """
+
+
+@dataclass(frozen=True)
+class HostTimes:
+    """The host's work, in seconds: of the engine's thread, and of the text in the same process, if it is there.
+
+    One interpreter runs one thread at a time, so the text's work waits for the engine's and holds it up.
+    """
+
+    step_s: float
+    """To plan, launch and read a step, without its rows."""
+    row_s: float
+    """To plan, launch and read one row of it."""
+    token_s: float = 0.0
+    """To make text of a token and send it; 0 where routers do."""
+    request_s: float = 0.0
+    """From the client's request to the engine's queue: HTTP, the chat template, the tokenizer."""
+
+
+ENGINE = HostTimes(step_s=180e-6, row_s=9e-6)
+"""Of the engine's thread alone."""
+TOKEN_S, REQUEST_S = 40e-6, 3e-3
+"""Of the text in the same process."""
+
+
+def host_times(text: bool) -> HostTimes:
+    """The host's work where it has not been measured.
+
+    Args:
+        text: the engine's process makes the text too, because no routers do.
+    """
+    return replace(ENGINE, token_s=TOKEN_S if text else 0.0, request_s=REQUEST_S)
