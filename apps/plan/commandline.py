@@ -159,6 +159,10 @@ def _plan_workload(
     from apps.plan.workload import asking, chart, planning, text
 
     asked = asking.of_options(loads, prices)
+    if criteria is not None and asked.slo is None:
+        raise ConfigError("--search for a workload needs --slo: what the slices are to keep to")
+    if criteria is not None and (asked.replicas or asked.chart):
+        raise ConfigError("--replicas, --chart: not with --search, which finds the number of replicas")
     try:
         with _alive(f"planning a workload of {len(asked.workload.arrivals):,} requests") as tell:
             if criteria is not None:

@@ -151,9 +151,10 @@ def test_the_floor_is_the_longest_and_the_estimate_the_sum() -> None:
 
 
 def test_rates() -> None:
-    rates = ServingRates.of(0.01, 0.1, batch=50, chips=8)
+    rates = ServingRates.of((0.0051, 0.01), 0.1, 2000, batch=50, chips=8)
     assert rates.tokens_per_s_per_slice == 5000
     assert rates.chips_per_million_tokens_an_hour == pytest.approx(8 / 18)
+    assert rates.sequence_in_prompt_tokens == pytest.approx(4.9e-3 / 49 * 2000)
 
 
 def test_extrapolation_is_linear_in_the_layers() -> None:

@@ -151,10 +151,18 @@ def assembled(sized: PlannedModel, decode: MeasuredStep, prefill: MeasuredStep) 
         )
 
     decoding = step(sized.decode_shape, decode, [(1, sized.context)] * batch)
+    alone = step(sized.decode_shape, decode, [(1, sized.context)])
     many = max(1, min(config.max_step_tokens // sized.prompt, sized.shapes[-1].seqs))
     chunk = min(sized.prompt, config.max_step_tokens)
     prefilling = step(sized.shapes[-1], prefill, [(chunk, chunk)] * many)
     first = [step(shape, measured, [part]) for shape, measured, part in _prefills(sized, decode, prefill)]
+
+    def rates(time: str) -> ServingRates:
+        computed = many * chunk * dp_ranks / getattr(prefilling, time)
+        first_s = sum(getattr(part, time) for part in first)
+        steps = getattr(alone, time), getattr(decoding, time)
+        return ServingRates.of(steps, first_s, computed, batch * dp_ranks, slice.chips)
+
     working = BatchMemory(config.max_batch_size, (decode.temporaries + decode.other_arguments) / config.max_batch_size)
     room = (sized.usable - (memory.total - memory.kv_cache)) * config.memory_fraction
     cores = len(topology.devices(slice)) // slice.chips
@@ -184,8 +192,8 @@ def assembled(sized: PlannedModel, decode: MeasuredStep, prefill: MeasuredStep) 
         experts=experts.report(sized.programs.decoder, sized.decode_shape.tokens),
         decode=decoding,
         prefill=prefilling,
-        at_floor=ServingRates.of(decoding.floor_s, sum(s.floor_s for s in first), batch * dp_ranks, slice.chips),
-        estimate=ServingRates.of(decoding.estimate_s, sum(s.estimate_s for s in first), batch * dp_ranks, slice.chips),
+        at_floor=rates("floor_s"),
+        estimate=rates("estimate_s"),
         layers=sized.arch.num_layers,
         layers_compiled=layers,
         compile_s=decode.seconds + prefill.seconds,

@@ -43,16 +43,25 @@ class ServingRates(Part):
     tokens_per_s_per_slice: float
     time_to_first_token_ms: float
     chips_per_million_tokens_an_hour: float
+    prefill_tokens_per_s: float = Field(description="of prompts, with nothing else: llm-d's peakPrefillThroughput")
+    sequence_in_prompt_tokens: float = Field(
+        description="how many tokens of a prompt take as long as one more sequence in a decode step, for routers"
+    )
 
     @classmethod
-    def of(cls, step_s: float, first_token_s: float, batch: int, chips: int) -> Self:
-        """Computed from the time of a decode step of `batch` sequences, for one replica's slice."""
+    def of(
+        cls, steps: tuple[float, float], first_token_s: float, prefill_tokens_per_s: float, batch: int, chips: int
+    ) -> Self:
+        """Computed for one replica's slice. `steps`: seconds of a decode step of one sequence, and of `batch`."""
+        lone_s, step_s = steps
         tokens = batch / step_s
         return cls(
             time_per_token_ms=step_s * 1e3,
             tokens_per_s_per_slice=tokens,
             time_to_first_token_ms=first_token_s * 1e3,
             chips_per_million_tokens_an_hour=chips * TOKENS_AN_HOUR / 3600 / tokens,
+            prefill_tokens_per_s=prefill_tokens_per_s,
+            sequence_in_prompt_tokens=(step_s - lone_s) / max(1, batch - 1) * prefill_tokens_per_s,
         )
 
 

@@ -55,6 +55,8 @@ def show(plan: LLMPlan, console: Console) -> None:
         ("tokens/s of the slice", 0, "tokens_per_s_per_slice"),
         (f"time to first token, {plan.prompt} in the prompt, ms", 1, "time_to_first_token_ms"),
         ("chips per million tokens an hour", 2, "chips_per_million_tokens_an_hour"),
+        ("prompts' tokens/s (llm-d's peakPrefillThroughput)", 0, "prefill_tokens_per_s"),
+        ("a decoding sequence, in tokens of a prompt (routers)", 2, "sequence_in_prompt_tokens"),
     ):
         rows.add_row(name, *(f"{getattr(side, field):,.{digits}f}" for side in (plan.at_floor, plan.estimate)))
     print_(rows)

@@ -60,11 +60,11 @@ class Percentiles(Part):
     p99: float
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Self:
-        """Of what is no nan; all nan if there is nothing."""
+    def of(cls, values: Sequence[float]) -> Self | None:
+        """Of what is no nan; None if there is nothing."""
         known = sorted(value for value in values if not math.isnan(value))
         if not known:
-            return cls(mean=math.nan, p50=math.nan, p90=math.nan, p99=math.nan)
+            return None
 
         def at(share: float) -> float:
             return known[min(len(known) - 1, int(share * len(known)))]
@@ -92,9 +92,9 @@ class Served(Part):
     requests: int
     refused: dict[str, int] = Field(description="requests that were not served, by the reason")
     seconds: float = Field(description="from the first request to the last answer")
-    ttft: Percentiles
-    tpot: Percentiles = Field(description="of each request: seconds for each of its tokens after the first")
-    latency: Percentiles = Field(description="from a request to its last token")
+    ttft: Percentiles | None = Field(description="None: nothing was served")
+    tpot: Percentiles | None = Field(description="of each request: seconds for each of its tokens after the first")
+    latency: Percentiles | None = Field(description="from a request to its last token")
     tokens_per_s: float = Field(description="of answers")
     requests_per_s: float
     goodput_per_s: float | None = Field(description="requests a second that kept to the SLO; None: there is none")
@@ -113,7 +113,7 @@ class Served(Part):
         """Of a simulation that has run."""
         fates, ranks = simulation.fates, simulation.ranks
         served = [fate for fate in fates if not fate.refused]
-        seconds = max((fate.ended for fate in served), default=0.0) or math.nan
+        seconds = max((fate.ended for fate in served), default=0.0) or 1e-9
         whole = seconds * len(ranks)
         hbm, compute, ici = (sum(rank.cost[cause] for rank in ranks) / whole for cause in range(3))
         host = sum(rank.starved_s for rank in ranks) / whole
@@ -201,8 +201,8 @@ def moments_of(fates: Sequence[Fate]) -> list[Moment]:
                 arrived=len(ttfts),
                 waiting=waits,
                 running=runs,
-                ttft_p50=spread.p50 if ttfts else None,
-                ttft_p99=spread.p99 if ttfts else None,
+                ttft_p50=spread and spread.p50,
+                ttft_p99=spread and spread.p99,
             )
         )
     return found
@@ -210,6 +210,4 @@ def moments_of(fates: Sequence[Fate]) -> list[Moment]:
 
 def spoken(seconds: float) -> str:
     """A time in words."""
-    if math.isnan(seconds):
-        return "none"
     return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"

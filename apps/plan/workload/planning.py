@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from apps.plan.calibration import CORRECTION, SPREAD
+from apps.plan.calibration import correction, spread
 from apps.plan.llm.planner import Workload as StepWorkload
 from apps.plan.llm.report import TOKENS_AN_HOUR, LLMPlan
 from apps.plan.llm.search import Criteria, by_arithmetic, layouts
@@ -42,7 +42,7 @@ class Asked:
 class Cost(Part):
     chips: int
     dollars_an_hour: float
-    dollars_a_million_tokens: float = Field(description="of answers")
+    dollars_a_million_tokens: float | None = Field(description="of answers; None: there were none")
 
 
 class WorkloadPlan(Part):
@@ -94,7 +94,7 @@ def plan_workload(config: LLMConfig, asked: Asked, tell: Tell = lambda _: None) 
     """Compile a config's programs for its slice and run the workload on them. Raises what `PlannedModel.of` does."""
     assert config.slice is not None
     tell(f"compiling the programs of {config.model} for {config.slice}")
-    compiled, times = compile_times(StepWorkload(engine_config(config), config.slice), CORRECTION)
+    compiled, times = compile_times(StepWorkload(engine_config(config), config.slice), correction())
     replicas = asked.replicas or config.min_replicas
     return _planned(config, asked, compiled, times, replicas, tell)
 
@@ -122,7 +122,7 @@ def _planned(
         estimate=served(replace(times, correction=1.0)) if also else None,
         floor=served(replace(times, correction=1.0, at_floor=True)) if also else None,
         correction=times.correction,
-        spread=SPREAD,
+        spread=spread(),
         cost=None if price is None else _cost(chips, price, own),
         steps=compiled,
         moments=moments,
@@ -135,7 +135,7 @@ def _cost(chips: int, price: float, served: Served) -> Cost:
     return Cost(
         chips=chips,
         dollars_an_hour=chips * price,
-        dollars_a_million_tokens=chips * price * TOKENS_AN_HOUR / tokens_an_hour,
+        dollars_a_million_tokens=chips * price * TOKENS_AN_HOUR / tokens_an_hour if tokens_an_hour else None,
     )
 
 
@@ -176,7 +176,7 @@ def search_workload(config: LLMConfig, asked: Asked, criteria: Criteria, tell: T
             tried += 1
             tell(f"compiling the programs of {config.model} for {candidate}")
             try:
-                compiled, times = compile_times(step_workload, CORRECTION)
+                compiled, times = compile_times(step_workload, correction())
                 made = _fewest(there, asked, compiled, times, best, tell)
             except Exception as error:  # the compiler refuses some shapes; the next slice may work
                 refused[candidate] = str(error).strip().splitlines()[0][:160]

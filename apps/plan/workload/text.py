@@ -32,9 +32,9 @@ def show_search(found: WorkloadSearch, console: Console) -> None:
             str(served.replicas),
             str(plan.chips),
             "" if cost is None else f"{cost.dollars_an_hour:.2f}",
-            "" if cost is None else f"{cost.dollars_a_million_tokens:.2f}",
-            f"{served.ttft.p99 * 1e3:.0f} ms",
-            f"{served.tpot.p99 * 1e3:.1f} ms",
+            "" if cost is None else f"{cost.dollars_a_million_tokens or 0:.2f}",
+            "" if served.ttft is None else f"{served.ttft.p99 * 1e3:.0f} ms",
+            "" if served.tpot is None else f"{served.tpot.p99 * 1e3:.1f} ms",
             f"{served.good or 0:.1%}",
         )
     console.print(made, highlight=False)
@@ -76,8 +76,9 @@ def lines(plan: WorkloadPlan) -> Iterator[tuple[str, str]]:
     yield "queue", _queue(served)
     if plan.cost is not None:
         cost = plan.cost
-        dollars = f"${cost.dollars_an_hour:.2f} an hour, ${cost.dollars_a_million_tokens:.2f} a million tokens"
-        yield "cost", f"{dollars} of answers"
+        million = cost.dollars_a_million_tokens
+        tokens = "" if million is None else f", ${million:.2f} a million tokens of answers"
+        yield "cost", f"${cost.dollars_an_hour:.2f} an hour{tokens}"
     if plan.spread is not None:
         yield "how sure", sure(plan)
 
@@ -93,12 +94,14 @@ def sure(plan: WorkloadPlan) -> str:
 
 
 def _times(plan: WorkloadPlan, name: str) -> str:
-    own: Percentiles = getattr(plan.served, name)
-    others = [
-        f"{what} {getattr(served, name).p50 * 1e3:.3g}"
-        for what, served in (("estimate", plan.estimate), ("floor", plan.floor))
-        if served is not None
-    ]
+    own: Percentiles | None = getattr(plan.served, name)
+    if own is None:
+        return "none"
+    others = []
+    for what, served in (("estimate", plan.estimate), ("floor", plan.floor)):
+        times: Percentiles | None = getattr(served, name, None)
+        if times is not None:
+            others.append(f"{what} {times.p50 * 1e3:.3g}")
     return f"{own}" + (f" (p50 in ms: {', '.join(others)})" if others else "")
 
 

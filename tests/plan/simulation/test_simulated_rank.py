@@ -1,4 +1,4 @@
-"""Engines on a virtual clock against the engine's own `Stepper`, run by hand on the same clock with the same step times.
+"""Engines on a virtual clock against the engine's own `Stepper`, run by hand on the same clock with equal step times.
 
 The stepper plans real requests with real tokens and page names; its executor only says when a step would end. So every
 time, hit and preemption of the simulation has the product's own turn as its oracle.
@@ -20,8 +20,8 @@ from apps.llm.engine.schedule.sequence import Sequence
 from apps.llm.engine.schedule.stepper import Stepper
 from apps.plan.simulation.fleet import Service, Simulation
 from apps.plan.simulation.rank import SimulatedRank
-from apps.plan.simulation.timing import HostTimes, StepCost
 from apps.plan.simulation.requests import Arrival, Workload
+from apps.plan.simulation.timing import HostTimes, StepCost
 from ray_configs.llm import EngineConfig
 
 PAGE, BLOCK = 8, 16

@@ -69,10 +69,10 @@ def test_bailian_in_seconds_with_the_answers_that_later_turns_have(tmp_path: Pat
     workload = traces.read(
         written(
             tmp_path,
-            """
-{"chat_id": 159, "parent_chat_id": -1, "timestamp": 61.5, "input_length": 40, "output_length": 30, "type": "text", "turn": 1, "hash_ids": [7, 8, 9]}
-{"chat_id": 160, "parent_chat_id": 159, "timestamp": 63, "input_length": 90, "output_length": 4, "type": "text", "turn": 2, "hash_ids": [7, 8, 10, 11, 12, 13]}
-""",
+            '{"chat_id": 159, "parent_chat_id": -1, "timestamp": 61.5, "input_length": 40, "output_length": 30, '
+            '"type": "text", "turn": 1, "hash_ids": [7, 8, 9]}\n'
+            '{"chat_id": 160, "parent_chat_id": 159, "timestamp": 63, "input_length": 90, "output_length": 4, '
+            '"type": "text", "turn": 2, "hash_ids": [7, 8, 10, 11, 12, 13]}\n',
         )
     )
     first, second = workload.arrivals

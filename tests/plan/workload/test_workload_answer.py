@@ -33,17 +33,18 @@ def served(workload: Workload, slo: Slo | None = None, batch: int = 1, step_s: f
     service = Service(config, 4000, 100_000, Constant(step_s), NO_WORK, **more)  # type: ignore[arg-type]
     simulation = Simulation(service, workload)
     simulation.run()
-    return Served.of(simulation, slo)
+    made = Served.of(simulation, slo)
+    assert made.ttft is not None and made.latency is not None
+    return made
 
 
 def test_waits_are_those_of_one_server_and_poisson_arrivals() -> None:
     """M/D/1: Pollaczek and Khinchine's mean wait is load * service / (2 * (1 - load)). One slot, one step a request."""
     load = 0.7
-    found = served(drawn(length("4"), length("1"), 60_000, rate=load), batch=1)
-    # One step is in flight while the next is planned, so a slot is free a step after its last token was computed.
-    assert found.full > 0.3
+    found = served(drawn(length("4"), length("1"), 30_000, rate=load), batch=1)
+    assert found.full > 0.2 and found.short_of_pages == 0
     waits = found.ttft.mean - 1.0
-    assert waits == pytest.approx(load / (2 * (1 - load)), rel=0.08)
+    assert waits == pytest.approx(load / (2 * (1 - load)), rel=0.1)
     assert found.shares.hbm == pytest.approx(load, rel=0.02)
 
 
@@ -102,7 +103,7 @@ def test_no_slos(text: str) -> None:
 
 
 def test_percentiles_of_nothing_and_of_something() -> None:
-    assert math.isnan(Percentiles.of([math.nan]).p50)
+    assert Percentiles.of([math.nan]) is None
     assert str(Percentiles.of([0.001 * n for n in range(1, 101)])) == "p50 51 ms, p90 91 ms, p99 100 ms"
 
 
