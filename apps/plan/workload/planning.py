@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from typing import Any
 
 from pydantic import Field
 
@@ -26,6 +26,15 @@ ALL_STEPS = 20_000
 Tell = Callable[[str], None]
 
 
+class Again(Part):
+    """What to ask for the same plan again: `podslice plan` of the plan's JSON."""
+
+    config: str
+    options: dict[str, Any] = Field(description="by their names with underscores")
+    trace: str = Field(description="SHA-256 of its file; empty: there is none")
+    versions: dict[str, str] = Field(description="of the packages that the result depends on")
+
+
 @dataclass(frozen=True)
 class Asked:
     """A workload, and what is wanted of whatever serves it."""
@@ -35,8 +44,7 @@ class Asked:
     slo: Slo | None = None
     prices: Mapping[str, float] = field(default_factory=dict)
     """Dollars for a chip and hour, by generation."""
-    chart: Path | None = None
-    """Where to draw it."""
+    again: Again | None = None
 
 
 class Cost(Part):
@@ -48,6 +56,7 @@ class Cost(Part):
 class WorkloadPlan(Part):
     """A workload on a service, computed."""
 
+    asked: Again | None
     label: str
     model: str
     slice: str | None
@@ -69,6 +78,7 @@ class WorkloadPlan(Part):
 class WorkloadSearch(Part):
     """The cheapest service for a workload in each generation."""
 
+    asked: Again | None
     label: str = LABEL
     source: str
     slo: Slo
@@ -111,6 +121,7 @@ def _planned(
     also = len(asked.workload.arrivals) <= ALL_STEPS
     chips, price = replicas * config.slice.chips, asked.prices.get(config.slice.generation)
     return WorkloadPlan(
+        asked=asked.again,
         label=LABEL,
         model=config.served_name,
         slice=str(config.slice),
@@ -190,7 +201,7 @@ def search_workload(config: LLMConfig, asked: Asked, criteria: Criteria, tell: T
         elif not tried:
             refused[generation] = f"no slice of at most {criteria.most_chips} chips holds the model"
     found.sort(key=lambda plan: (plan.cost.dollars_an_hour if plan.cost else 0.0, plan.chips))
-    return WorkloadSearch(source=asked.workload.source, slo=asked.slo, found=found, refused=refused)
+    return WorkloadSearch(asked=asked.again, source=asked.workload.source, slo=asked.slo, found=found, refused=refused)
 
 
 def _candidates(config: LLMConfig, criteria: Criteria) -> Iterator[tuple[str, StepWorkload]]:
@@ -258,6 +269,7 @@ def plan_measured(config: LLMConfig, asked: Asked, tell: Tell = lambda _: None) 
         engine.shutdown()
     served, moments = run(there, asked, tell)
     return WorkloadPlan(
+        asked=asked.again,
         label="computed from step times measured on this machine, with the engine alone on it",
         model=config.served_name,
         slice=None,

@@ -9,6 +9,7 @@
 """
 
 import csv
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -49,6 +50,11 @@ def read(path: Path, block_tokens: int | None = None) -> Workload:
     arrivals.sort(key=lambda arrival: arrival.at_s)
     began = arrivals[0].at_s
     return Workload([replace(arrival, at_s=arrival.at_s - began) for arrival in arrivals], source=path.name)
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a trace's file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 class _NoRequest(ValueError):

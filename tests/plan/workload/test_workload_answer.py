@@ -114,7 +114,7 @@ def test_the_chart_is_an_image_of_the_run() -> None:
     simulation = Simulation(Service(config, 4000, 1000, Constant(0.05), NO_WORK), workload)
     moments = moments_of(simulation.run())
     plan = WorkloadPlan(
-        label=LABEL, model="a<b>&c", slice="v5e:2x2", hosts=1, chips=4, source="x", slo=Slo(ttft_s=1.0),
+        asked=None, label=LABEL, model="a<b>&c", slice="v5e:2x2", hosts=1, chips=4, source="x", slo=Slo(ttft_s=1.0),
         served=Served.of(simulation, Slo(ttft_s=1.0)), estimate=None, floor=None, correction=1.0, spread=None,
         cost=None, steps=None, moments=moments, notes=[],
     )  # fmt: skip

@@ -31,6 +31,7 @@ SMALL = ["--set", "max_batch_size=8", "--set", "max_step_tokens=64", "--set", "m
         (["--trace", "TRACE", "--search"], "--search for a workload needs --slo"),
         (["--trace", "TRACE", "--rate", "3"], "all requests of this trace come at once"),
         (["--trace", "TRACE", "--most-chips", "8"], "--most-chips: only with --search"),
+        (["--trace", "TRACE", "--search", "--slo", "ttft=1s", "--replicas", "2"], "--replicas: not with --search"),
     ],
 )
 def test_refusals_name_the_option(arguments: list[str], complaint: str, tmp_path: Path) -> None:
@@ -43,6 +44,13 @@ def test_refusals_name_the_option(arguments: list[str], complaint: str, tmp_path
 def test_pictures_have_no_such_workload() -> None:
     done = CliRunner().invoke(app, ["ray_configs.catalog.stable_diffusion_v4", "--rate", "3"])
     assert (done.exit_code, "--rate: not for Stable Diffusion" in done.stderr) == (2, True)
+
+
+def test_a_file_that_is_no_plan(tmp_path: Path) -> None:
+    for text in ("[]", "{", '{"asked": {"config": "x"}}'):
+        (tmp_path / "plan.json").write_text(text)
+        done = CliRunner().invoke(app, [str(tmp_path / "plan.json")])
+        assert (done.exit_code, "is no plan of a workload" in done.stderr) == (2, True), done.output
 
 
 def test_a_config_without_a_slice_is_timed_here_first(tmp_path: Path) -> None:
@@ -82,6 +90,13 @@ def test_a_trace_on_a_slice(tmp_path: Path) -> None:
     # A lone step's time is the plan's own, give or take the host and the shorter contexts.
     assert estimate.p50 == pytest.approx(plan.steps.estimate.time_per_token_ms / 1e3, rel=0.3)
     assert plan.cost is not None and plan.cost.dollars_an_hour == pytest.approx(1.2 * plan.chips)
+    saved = tmp_path / "plan.json"
+    saved.write_text(done.stdout)
+    again = CliRunner().invoke(app, [str(saved), "--json"])
+    assert again.stdout == done.stdout
+    trace.write_text(trace.read_text() + '{"timestamp": 0, "input_length": 1, "output_length": 1}')
+    other = CliRunner().invoke(app, [str(saved)])
+    assert (other.exit_code, "is not the trace that it was of" in other.stderr) == (2, True)
 
 
 @pytest.mark.tpu_compile
