@@ -44,7 +44,7 @@ class CompiledTimes:
     at_floor: bool = False
 
     def cost(self, decodes: Sequence[int], chunks: Sequence[tuple[int, int]]) -> StepCost:
-        """See `StepTimes`."""
+        """See `StepClock`."""
         tokens = len(decodes) + sum([tokens for tokens, _ in chunks])
         shape = self._shapes[bisect_left(self._sizes, tokens)]
         hbm, compute, ici = shape.at_peak if self.at_floor else shape.fixed

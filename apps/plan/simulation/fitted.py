@@ -35,7 +35,7 @@ class FittedTimes:
     error: float  # median, relative, over the steps it was fitted to
 
     def cost(self, decodes: Sequence[int], chunks: Sequence[tuple[int, int]]) -> StepCost:
-        """See `StepTimes`. All of it counts as computing."""
+        """See `StepClock`. All of it counts as computing."""
         tokens = len(decodes) + sum([tokens for tokens, _ in chunks])
         seconds = float(np.interp(tokens, self.knots, self.at_knots))
         seconds += self.per_position * sum(decodes) + self.per_decode * len(decodes) + self.per_chunk * len(chunks)

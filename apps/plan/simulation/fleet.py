@@ -15,9 +15,9 @@ from apps.llm.engine.schedule.sequence import Sequence
 from apps.llm.page_names import PageName
 from apps.llm.router.engines import FleetEngines
 from apps.llm.router.journey import Journey, Member
-from apps.plan.simulation.rank import SimulatedRank, Told, sequence
-from apps.plan.simulation.requests import Arrival, Workload, page_names
-from apps.plan.simulation.timing import HostTimes, StepTimes
+from apps.plan.simulation.rank import Listeners, SimulatedRank, sequence
+from apps.plan.simulation.requests import Trace, TraceRequest, page_names
+from apps.plan.simulation.timing import HostTimes, StepClock
 from ray_configs.llm import EngineConfig
 
 TOLD_EVERY = 10_000
@@ -26,7 +26,7 @@ NOTHING = EngineStats.together([])
 
 
 @dataclass(frozen=True)
-class Service:
+class SimulatedService:
     """What serves: replicas that are alike.
 
     Args:
@@ -39,7 +39,7 @@ class Service:
     config: EngineConfig
     pages: int
     max_len: int
-    times: StepTimes
+    times: StepClock
     host: HostTimes
     replicas: int = 1
     dp_ranks: int = 1
@@ -73,7 +73,7 @@ class Fate:
 class SimulatedReplica:
     """An engine as a router sees it: what `FleetEngines` asks of a `TokenEngine`, and nothing else."""
 
-    def __init__(self, service: Service, told: Told):
+    def __init__(self, service: SimulatedService, told: Listeners):
         self.ranks = [
             SimulatedRank(service.config, service.pages, service.times, service.host, told, self._busy)
             for _ in range(service.dp_ranks)
@@ -125,8 +125,8 @@ class Simulation:
         tell: hears now and then how many requests have ended.
     """
 
-    service: Service
-    workload: Workload
+    service: SimulatedService
+    workload: Trace
     tell: Callable[[int], None] = lambda _: None
     fates: list[Fate] = field(default_factory=list)
 
@@ -134,7 +134,7 @@ class Simulation:
         if not self.workload.shares:  # then the prefix cache finds nothing, and costs only time
             config = self.service.config.model_copy(update={"prefix_cache": False})
             self.service = replace(self.service, config=config)
-        told = Told(self._entered, self._began, self._ended)
+        told = Listeners(self._entered, self._began, self._ended)
         self.replicas = [SimulatedReplica(self.service, told) for _ in range(self.service.replicas)]
         self.ranks = [rank for replica in self.replicas for rank in replica.ranks]
         capabilities = cast(Any, self.replicas[0].capabilities)
@@ -146,9 +146,9 @@ class Simulation:
         ]
         for member in self._members:
             self._engines.add(member)
-        self._due: list[tuple[float, int, Arrival]] = []  # a heap: when, in which order, what
+        self._due: list[tuple[float, int, TraceRequest]] = []  # a heap: when, in which order, what
         self._coming = iter(enumerate(self.workload.arrivals))  # not due yet
-        self._after: dict[str, deque[tuple[int, Arrival]]] = {}  # by session: what waits for an end
+        self._after: dict[str, deque[tuple[int, TraceRequest]]] = {}  # by session: what waits for an end
         self._names: dict[str, list[PageName]] = {}  # by session: of its last request
         self._done = 0
 
@@ -196,7 +196,7 @@ class Simulation:
         if not self._done % TOLD_EVERY:
             self.tell(self._done)
 
-    def _arrive(self, arrival: Arrival, now: float) -> None:
+    def _arrive(self, arrival: TraceRequest, now: float) -> None:
         service = self.service
         number, self._now = len(self.fates), now
         fate = Fate(now, arrival.prompt, arrival.answer)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from apps.llm.engine.engine import JaxEngine
 from apps.plan.simulation.fitted import FittedTimes, fit, host_times
 from apps.plan.simulation.recording import TimedDevices, serve
-from apps.plan.simulation.requests import Arrival, Workload
+from apps.plan.simulation.requests import Trace, TraceRequest
 from apps.plan.simulation.timing import HostTimes
 
 ANSWER, REQUESTS = 32, 24
@@ -28,12 +28,12 @@ def measure(
     return fit(steps), host_times(steps)
 
 
-def ramp(engine: JaxEngine, at_a_time: int) -> Workload:
+def ramp(engine: JaxEngine, at_a_time: int) -> Trace:
     """Requests of all lengths, so many at a time."""
     dice, longest = random.Random(at_a_time), min(engine.capabilities.max_model_len, engine.capabilities.cache_tokens)
     arrivals = []
     for _ in range(max(REQUESTS, 2 * at_a_time)):
         answer = dice.randint(2, min(ANSWER, longest // 2))
         prompt = round((longest - answer) ** dice.random())
-        arrivals.append(Arrival(0.0, max(1, prompt), answer))
-    return Workload(arrivals, concurrency=at_a_time)
+        arrivals.append(TraceRequest(0.0, max(1, prompt), answer))
+    return Trace(arrivals, concurrency=at_a_time)

@@ -13,11 +13,11 @@ from apps.llm.engine.prefix.page_pool import PagePool
 from apps.llm.engine.schedule.scheduler import Scheduler
 from apps.llm.engine.schedule.sequence import Sequence, Work
 from apps.llm.engine.schedule.steady import advance, steady_steps
-from apps.plan.simulation.timing import HostTimes, StepCost, StepTimes
+from apps.plan.simulation.timing import HostTimes, StepClock, StepCost
 from ray_configs.llm import EngineConfig
 
 
-class Launched(NamedTuple):
+class InFlight(NamedTuple):
     """A step that was launched and not read."""
 
     ends: float
@@ -25,7 +25,7 @@ class Launched(NamedTuple):
     samples: list[Sequence]  # those whose next token it computes
 
 
-class Told(NamedTuple):
+class Listeners(NamedTuple):
     """Who hears of a sequence, each time with the clock."""
 
     entered: Callable[[Sequence, float], None]
@@ -46,9 +46,9 @@ class SimulatedRank:
         self,
         config: EngineConfig,
         pages: int,
-        times: StepTimes,
+        times: StepClock,
         host: HostTimes,
-        told: Told,
+        told: Listeners,
         busy: Callable[[], int] = lambda: 1,
     ):
         self.config, self._times, self._host, self._told = config, times, host, told
@@ -63,7 +63,7 @@ class SimulatedRank:
         self.steps = self.rows = 0
         self._busy, self._interpreter_free = busy, 0.0
         self._device_free = self._text_s = 0.0
-        self._pending: Launched | None = None
+        self._pending: InFlight | None = None
         self._begun = set[Sequence]()  # running, with a token handed on
         self._steady = self._waits = self._full = False  # as the last step was planned
 
@@ -123,7 +123,7 @@ class SimulatedRank:
             self._spend(cost, 1)
             rows = len(work)
             ends = self._launch(cost.seconds, rows)
-            self._pending = Launched(ends, rows, [item.seq for item in work if item.samples])
+            self._pending = InFlight(ends, rows, [item.seq for item in work if item.samples])
         if pending is not None:
             self._read(pending.ends, len(pending.samples))
             for seq in pending.samples:
@@ -163,7 +163,7 @@ class SimulatedRank:
                         self._begun.add(seq)
                         self._told.began(seq, self.clock)
             steps += 1
-        self._pending = Launched(ends, rows, list(running))
+        self._pending = InFlight(ends, rows, list(running))
         advance(self.scheduler, steps)
         middle = (steps - 1) / (2 * (most - 1))
         self._spend(StepCost(*(low + (high - low) * middle for low, high in zip(first, last))), steps)

@@ -16,7 +16,7 @@ from apps.llm.engine.interface import TokenEngine
 from apps.llm.engine.weights.model import Model
 from apps.llm.text.model_files import tokenizer_of
 from apps.plan.simulation.fleet import Fate
-from apps.plan.simulation.requests import Arrival, Workload
+from apps.plan.simulation.requests import Trace, TraceRequest
 from ray_configs.llm import EngineConfig
 
 
@@ -24,7 +24,7 @@ from ray_configs.llm import EngineConfig
 class TimedStep:
     """A step as it ran; times in seconds of one clock."""
 
-    decodes: tuple[int, ...]  # as `StepTimes.cost` has them
+    decodes: tuple[int, ...]  # as `StepClock.cost` has them
     chunks: tuple[tuple[int, int], ...]
     planned: float  # its launch began
     launched: float
@@ -55,7 +55,7 @@ class TimedExecutor:
 
 
 def parts_of(step: HostStep) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
-    """A step's decodes and chunks, as `StepTimes.cost` has them."""
+    """A step's decodes and chunks, as `StepClock.cost` has them."""
 
     def part(name: str) -> Any:
         return step.packed[step.shape.parts[name][0]]
@@ -87,7 +87,7 @@ def load(config: EngineConfig) -> tuple[JaxEngine, TimedDevices]:
 
 
 def serve(
-    engine: TokenEngine, workload: Workload, salt: str = "", tell: Callable[[int], None] = lambda _: None
+    engine: TokenEngine, workload: Trace, salt: str = "", tell: Callable[[int], None] = lambda _: None
 ) -> list[Fate]:
     """Have an engine serve a workload, in time, and say what became of it. Blocks until the last answer is done.
 
@@ -100,7 +100,7 @@ def serve(
 
 
 class _Serving:
-    def __init__(self, engine: TokenEngine, workload: Workload, salt: str, tell: Callable[[int], None]):
+    def __init__(self, engine: TokenEngine, workload: Trace, salt: str, tell: Callable[[int], None]):
         self._engine, self._workload, self._salt, self._tell = engine, workload, salt, tell
         self._lock = threading.Condition()
         self._fates = [Fate(arrival.at_s, arrival.prompt, arrival.answer) for arrival in workload.arrivals]
@@ -123,7 +123,7 @@ class _Serving:
             self._lock.wait_for(lambda: not self._left)
         return self._fates
 
-    def _request(self, arrival: Arrival, number: int) -> TokenRequest:
+    def _request(self, arrival: TraceRequest, number: int) -> TokenRequest:
         tokens = prompt_tokens(arrival, number, self._engine.capabilities.vocab_size)
         sampling = Sampling(seed=number, temperature=0.0, ignore_eos=True)
         limit = arrival.prompt + arrival.answer
@@ -152,7 +152,7 @@ class _Serving:
                 self._tell(len(self._fates) - self._left)
 
 
-def prompt_tokens(arrival: Arrival, number: int, vocab: int) -> tuple[int, ...]:
+def prompt_tokens(arrival: TraceRequest, number: int, vocab: int) -> tuple[int, ...]:
     """Tokens of a prompt: those of equal blocks are equal, and nothing else is."""
     shared = [hash((block, place)) % vocab for block in arrival.blocks for place in range(arrival.block_tokens)][
         : arrival.prompt

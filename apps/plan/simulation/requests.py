@@ -10,7 +10,7 @@ from apps.llm.page_names import PageName
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class TraceRequest:
     """A request."""
 
     at_s: float  # since the first; without meaning where so many run at a time
@@ -24,7 +24,7 @@ class Arrival:
 
 
 @dataclass(frozen=True)
-class Workload:
+class Trace:
     """Requests, in the order of their arrival.
 
     Args:
@@ -32,7 +32,7 @@ class Workload:
         source: where they are from, in words.
     """
 
-    arrivals: Sequence[Arrival]
+    arrivals: Sequence[TraceRequest]
     concurrency: int | None = None
     source: str = ""
 
@@ -47,7 +47,7 @@ class Workload:
         return self.concurrency is not None or any(arrival.after_s is not None for arrival in self.arrivals)
 
 
-def page_names(arrival: Arrival, number: int, page_size: int, before: Sequence[PageName] = ()) -> list[PageName]:
+def page_names(arrival: TraceRequest, number: int, page_size: int, before: Sequence[PageName] = ()) -> list[PageName]:
     """Names of all pages that a request will fill: those of equal blocks after equal blocks are equal.
 
     Args:
@@ -110,7 +110,7 @@ def drawn(
     concurrency: int | None = None,
     shared: int = 0,
     seed: int = 0,
-) -> Workload:
+) -> Trace:
     """Requests at random, the same for the same seed.
 
     Args:
@@ -118,15 +118,15 @@ def drawn(
         concurrency: or so many at a time.
         shared: tokens that all prompts begin with, in front of `prompt`.
     """
-    return Workload(list(_draw(prompt, answer, requests, rate, shared, random.Random(seed))), concurrency)
+    return Trace(list(_draw(prompt, answer, requests, rate, shared, random.Random(seed))), concurrency)
 
 
 def _draw(
     prompt: Length, answer: Length, requests: int, rate: float | None, shared: int, dice: random.Random
-) -> Iterator[Arrival]:
+) -> Iterator[TraceRequest]:
     at = 0.0
     blocks, size = ((0,), shared) if shared else ((), 0)
     for number in range(requests):
         if rate is not None and number:
             at += dice.expovariate(rate)
-        yield Arrival(at, shared + prompt(dice), answer(dice), blocks, size)
+        yield TraceRequest(at, shared + prompt(dice), answer(dice), blocks, size)

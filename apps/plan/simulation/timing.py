@@ -17,7 +17,7 @@ class StepCost(NamedTuple):
         return self.hbm + self.compute + self.ici
 
 
-class StepTimes(Protocol):
+class StepClock(Protocol):
     """How long the device takes for a step."""
 
     def cost(self, decodes: Sequence[int], chunks: Sequence[tuple[int, int]]) -> StepCost:

@@ -85,7 +85,7 @@ class Shares(Part):
     idle: float = Field(description="without requests")
 
 
-class Served(Part):
+class ServedTrace(Part):
     """A workload on replicas that are alike."""
 
     replicas: int

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from apps.plan.simulation import requests
-from apps.plan.simulation.requests import Workload
+from apps.plan.simulation.requests import Trace
 from apps.plan.workload import traces
 from apps.plan.workload.answer import Slo
 from apps.plan.workload.planning import Again, Asked
@@ -50,7 +50,7 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _recorded(options: Mapping[str, Any]) -> Workload:
+def _recorded(options: Mapping[str, Any]) -> Trace:
     names = {"prompt_tokens": "--prompt-tokens", "output_tokens": "--output-tokens", "shared_prefix": "--shared-prefix"}
     if drawn := [shown for name, shown in {**names, "seed": "--seed"}.items() if name in options]:
         raise ConfigError(f"{', '.join(drawn)}: not with --trace, which has its own requests")
@@ -69,10 +69,10 @@ def _recorded(options: Mapping[str, Any]) -> Workload:
         source += f", {factor:.3g} times as fast"
     if concurrency is not None:
         source += f", {concurrency} at a time"
-    return Workload(arrivals, concurrency, source)
+    return Trace(arrivals, concurrency, source)
 
 
-def _drawn(options: Mapping[str, Any]) -> Workload:
+def _drawn(options: Mapping[str, Any]) -> Trace:
     needed = {"prompt_tokens": "--prompt-tokens", "output_tokens": "--output-tokens"}
     if missing := [shown for name, shown in needed.items() if name not in options]:
         raise ConfigError(f"a workload needs --trace FILE, or {' and '.join(missing)} (512, 32:512, ...)")

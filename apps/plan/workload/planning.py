@@ -12,10 +12,10 @@ from apps.plan.llm.report import TOKENS_AN_HOUR, LLMPlan
 from apps.plan.llm.search import Criteria, by_arithmetic, layouts
 from apps.plan.report import LABEL, Part
 from apps.plan.simulation.compiled import CompiledTimes, compile_times
-from apps.plan.simulation.fleet import Service, Simulation
-from apps.plan.simulation.requests import Workload
+from apps.plan.simulation.fleet import SimulatedService, Simulation
+from apps.plan.simulation.requests import Trace
 from apps.plan.simulation.timing import host_times
-from apps.plan.workload.answer import Moment, Served, Slo, moments_of
+from apps.plan.workload.answer import Moment, ServedTrace, Slo, moments_of
 from ray_configs.llm import EngineConfig, LLMConfig
 
 MOST_REPLICAS = 256
@@ -39,7 +39,7 @@ class Again(Part):
 class Asked:
     """A workload, and what is wanted of whatever serves it."""
 
-    workload: Workload
+    workload: Trace
     replicas: int | None = None
     slo: Slo | None = None
     prices: Mapping[str, float] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class Asked:
     again: Again | None = None
 
 
-class Cost(Part):
+class Dollars(Part):
     chips: int
     dollars_an_hour: float
     dollars_a_million_tokens: float | None = Field(description="of answers; None: there were none")
@@ -64,12 +64,12 @@ class WorkloadPlan(Part):
     chips: int = Field(description="of all replicas")
     source: str = Field(description="of the requests")
     slo: Slo | None
-    served: Served = Field(description="with corrected step times")
-    estimate: Served | None = Field(description="with the estimate's step times as they are")
-    floor: Served | None = Field(description="if every step took only its longest resource's time at peak")
+    served: ServedTrace = Field(description="with corrected step times")
+    estimate: ServedTrace | None = Field(description="with the estimate's step times as they are")
+    floor: ServedTrace | None = Field(description="if every step took only its longest resource's time at peak")
     correction: float = Field(description="of a step's estimated time, by the calibration page")
     spread: tuple[float, float] | None = Field(description="of published figures over estimates, as corrected")
-    cost: Cost | None
+    cost: Dollars | None
     steps: LLMPlan | None = Field(description="the programs' own plan")
     moments: list[Moment] = Field(description="the run, in as many parts of the same length")
     notes: list[str]
@@ -86,9 +86,9 @@ class WorkloadSearch(Part):
     refused: dict[str, str] = Field(description="generation or slice: why not")
 
 
-def service(config: LLMConfig, compiled: LLMPlan, times: CompiledTimes, replicas: int) -> Service:
+def service(config: LLMConfig, compiled: LLMPlan, times: CompiledTimes, replicas: int) -> SimulatedService:
     """What a config deploys, on replicas of its slice."""
-    return Service(
+    return SimulatedService(
         config=times.model.config,
         pages=compiled.pages,
         max_len=times.model.max_len,
@@ -114,7 +114,7 @@ def _planned(
 ) -> WorkloadPlan:
     assert config.slice is not None
 
-    def served(times: CompiledTimes) -> Served:
+    def served(times: CompiledTimes) -> ServedTrace:
         return run(service(config, compiled, times, replicas), asked, tell)[0]
 
     own, moments = run(service(config, compiled, times, replicas), asked, tell)
@@ -141,21 +141,21 @@ def _planned(
     )
 
 
-def _cost(chips: int, price: float, served: Served) -> Cost:
+def _cost(chips: int, price: float, served: ServedTrace) -> Dollars:
     tokens_an_hour = served.tokens_per_s * 3600
-    return Cost(
+    return Dollars(
         chips=chips,
         dollars_an_hour=chips * price,
         dollars_a_million_tokens=chips * price * TOKENS_AN_HOUR / tokens_an_hour if tokens_an_hour else None,
     )
 
 
-def run(service: Service, asked: Asked, tell: Tell = lambda _: None) -> tuple[Served, list[Moment]]:
+def run(service: SimulatedService, asked: Asked, tell: Tell = lambda _: None) -> tuple[ServedTrace, list[Moment]]:
     """Simulate a workload on a service."""
     total = len(asked.workload.arrivals)
     simulation = Simulation(service, asked.workload, lambda done: tell(f"{done:,} of {total:,} requests simulated"))
     simulation.run()
-    return Served.of(simulation, asked.slo), moments_of(simulation.fates)
+    return ServedTrace.of(simulation, asked.slo), moments_of(simulation.fates)
 
 
 def notes(config: LLMConfig, engine: EngineConfig) -> list[str]:
@@ -255,7 +255,7 @@ def plan_measured(config: LLMConfig, asked: Asked, tell: Tell = lambda _: None) 
     try:
         times, host = measured.measure(engine, devices, tell)
         sizes, loop = engine.capabilities, engine.loops[0]
-        there = Service(
+        there = SimulatedService(
             config=loop.stepper.config,
             pages=loop.executor.pages,
             max_len=sizes.max_model_len,

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from rich.console import Console
 
 from apps.plan.report import print_label, print_notes, table
-from apps.plan.workload.answer import Percentiles, Served
+from apps.plan.workload.answer import Percentiles, ServedTrace
 from apps.plan.workload.planning import WorkloadPlan, WorkloadSearch
 
 
@@ -105,7 +105,7 @@ def _times(plan: WorkloadPlan, name: str) -> str:
     return f"{own}" + (f" (p50 in ms: {', '.join(others)})" if others else "")
 
 
-def _queue(served: Served) -> str:
+def _queue(served: ServedTrace) -> str:
     parts = [f"requests wait for a slot {served.full:.0%} of the time, for pages {served.short_of_pages:.0%}"]
     parts += [f"{count:,} refused: {why}" for why, count in served.refused.items()]
     if served.preemptions:

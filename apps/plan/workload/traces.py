@@ -17,13 +17,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from apps.plan.simulation.requests import Arrival, Workload
+from apps.plan.simulation.requests import Trace, TraceRequest
 
 MOONCAKE_BLOCK, BAILIAN_BLOCK = 512, 16
 AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
-def read(path: Path, block_tokens: int | None = None) -> Workload:
+def read(path: Path, block_tokens: int | None = None) -> Trace:
     """The requests of a file, from the first one on.
 
     Args:
@@ -49,7 +49,7 @@ def read(path: Path, block_tokens: int | None = None) -> Workload:
         raise ValueError(f"{path} has no requests")
     arrivals.sort(key=lambda arrival: arrival.at_s)
     began = arrivals[0].at_s
-    return Workload([replace(arrival, at_s=arrival.at_s - began) for arrival in arrivals], source=path.name)
+    return Trace([replace(arrival, at_s=arrival.at_s - began) for arrival in arrivals], source=path.name)
 
 
 def digest(path: Path) -> str:
@@ -70,8 +70,8 @@ def _lines(file: Iterable[str], parse: Callable[[str], Any]) -> Iterator[tuple[i
                 raise _NoRequest(f"line {number}: no request of a trace ({type(error).__name__}: {error})") from error
 
 
-def _json_lines(file: Iterable[str], block_tokens: int | None) -> Iterator[Arrival]:
-    sessions: dict[str, Arrival] = {}  # the latest of each
+def _json_lines(file: Iterable[str], block_tokens: int | None) -> Iterator[TraceRequest]:
+    sessions: dict[str, TraceRequest] = {}  # the latest of each
     entries = [(number, entry) for number, entry in _lines(file, _object)]
     bailian = any("chat_id" in entry for _, entry in entries)
     answers = _answers_of_parents([entry for _, entry in entries]) if bailian else {}
@@ -92,7 +92,7 @@ def _object(line: str) -> dict[str, Any]:
     return entry
 
 
-def _mooncake(entry: dict[str, Any], block_tokens: int | None, sessions: dict[str, Arrival]) -> Arrival:
+def _mooncake(entry: dict[str, Any], block_tokens: int | None, sessions: dict[str, TraceRequest]) -> TraceRequest:
     if "input_length" not in entry and ("text_input" in entry or "messages" in entry):
         raise ValueError("it has a text and no `input_length`: count its tokens with the model's tokenizer first")
     session = str(entry.get("session_id", ""))
@@ -110,7 +110,7 @@ def _mooncake(entry: dict[str, Any], block_tokens: int | None, sessions: dict[st
     return replace(made, after_s=delay if waits else None, goes_on=True)
 
 
-def _bailian(entry: dict[str, Any], block_tokens: int | None, answers: dict[Any, tuple[int, ...]]) -> Arrival:
+def _bailian(entry: dict[str, Any], block_tokens: int | None, answers: dict[Any, tuple[int, ...]]) -> TraceRequest:
     blocks = answers.get(entry["chat_id"]) or tuple(map(int, entry.get("hash_ids") or ()))
     size = block_tokens or BAILIAN_BLOCK
     return _arrival(float(entry["timestamp"]), entry["input_length"], entry["output_length"], blocks, size, "")
@@ -128,7 +128,7 @@ def _answers_of_parents(entries: list[dict[str, Any]]) -> dict[Any, tuple[int, .
     return longer
 
 
-def _azure(file: Iterable[str], block_tokens: int | None) -> Iterator[Arrival]:
+def _azure(file: Iterable[str], block_tokens: int | None) -> Iterator[TraceRequest]:
     rows = csv.DictReader(file)
     if missing := [name for name in AZURE if name not in (rows.fieldnames or ())]:
         raise _NoRequest(f"line 1: neither JSON nor a CSV with {', '.join(AZURE)}: {', '.join(missing)} missing")
@@ -142,9 +142,9 @@ def _azure(file: Iterable[str], block_tokens: int | None) -> Iterator[Arrival]:
             ) from error
 
 
-def _arrival(at: float, prompt: Any, answer: Any, blocks: tuple[int, ...], size: int, session: str) -> Arrival:
+def _arrival(at: float, prompt: Any, answer: Any, blocks: tuple[int, ...], size: int, session: str) -> TraceRequest:
     tokens, follow = int(prompt), int(answer)
     if tokens < 1:
         raise ValueError(f"{tokens} tokens of prompt")
     # A request that gave nothing has still computed one token.
-    return Arrival(at, tokens, max(1, follow), blocks, size if blocks else 0, session)
+    return TraceRequest(at, tokens, max(1, follow), blocks, size if blocks else 0, session)

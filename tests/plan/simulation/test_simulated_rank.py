@@ -18,9 +18,9 @@ from apps.llm.engine.executor_protocol import Tokens, fitting, step_shapes
 from apps.llm.engine.schedule.answer import Answer
 from apps.llm.engine.schedule.sequence import Sequence
 from apps.llm.engine.schedule.stepper import Stepper
-from apps.plan.simulation.fleet import Service, Simulation
+from apps.plan.simulation.fleet import SimulatedService, Simulation
 from apps.plan.simulation.rank import SimulatedRank
-from apps.plan.simulation.requests import Arrival, Workload
+from apps.plan.simulation.requests import Trace, TraceRequest
 from apps.plan.simulation.timing import HostTimes, StepCost
 from ray_configs.llm import EngineConfig
 
@@ -70,14 +70,16 @@ class Clocked:
     def clean(self, pages: Any) -> None: ...
 
 
-def tokens_of(arrival: Arrival, number: int) -> list[int]:
+def tokens_of(arrival: TraceRequest, number: int) -> list[int]:
     """Equal blocks are equal tokens; the rest is the request's own."""
     shared = [1 + block * BLOCK + i for block in arrival.blocks for i in range(BLOCK)]
     own = [10**6 * (number + 1) + i for i in range(arrival.prompt)]
     return [*shared, *own[len(shared) :]][: arrival.prompt]
 
 
-def by_stepper(config: EngineConfig, pages: int, arrivals: list[Arrival], host: HostTimes) -> tuple[list[Any], Any]:
+def by_stepper(
+    config: EngineConfig, pages: int, arrivals: list[TraceRequest], host: HostTimes
+) -> tuple[list[Any], Any]:
     """(entered, began, ended, cached tokens) of each request, by the engine's own turns; and the stepper."""
     executor = Clocked(config, pages, host)
     stepper: Stepper[Any] = Stepper(config, executor, clock=lambda: int(executor.now * 1e9) + 1)  # type: ignore[arg-type]
@@ -110,13 +112,13 @@ def by_stepper(config: EngineConfig, pages: int, arrivals: list[Arrival], host: 
     return found, stepper
 
 
-def workload(seed: int, rate: float) -> list[Arrival]:
+def workload(seed: int, rate: float) -> list[TraceRequest]:
     dice = random.Random(seed)
     at, arrivals = 0.0, []
     for _ in range(60):
         at += dice.expovariate(rate)
         blocks = tuple(range(dice.choice([0, 1, 3]))) + ((100 + dice.randrange(3),) if dice.random() < 0.5 else ())
-        arrivals.append(Arrival(at, len(blocks) * BLOCK + dice.randint(1, 90), dice.randint(1, 70), blocks, BLOCK))
+        arrivals.append(TraceRequest(at, len(blocks) * BLOCK + dice.randint(1, 90), dice.randint(1, 70), blocks, BLOCK))
     return [*arrivals[:1], *sorted(arrivals[1:], key=lambda arrival: arrival.at_s)]
 
 
@@ -144,7 +146,7 @@ def test_it_takes_the_times_of_the_engines_own_turns(
     if single:
         monkeypatch.setattr(SimulatedRank, "_leap", None)
         monkeypatch.setattr("apps.plan.simulation.rank.steady_steps", lambda _: 0)
-    simulation = Simulation(Service(config, pages, 512, Linear(), host), Workload(arrivals))
+    simulation = Simulation(SimulatedService(config, pages, 512, Linear(), host), Trace(arrivals))
     fates = simulation.run()
     rank = simulation.ranks[0]
     assert [fate.cached for fate in fates] == [cached for _, _, cached in expected]

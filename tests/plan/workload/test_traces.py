@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from apps.plan.simulation.requests import Arrival, page_names
+from apps.plan.simulation.requests import TraceRequest, page_names
 from apps.plan.workload import traces
 
 MOONCAKE = """
@@ -34,14 +34,14 @@ def test_mooncake_in_milliseconds_from_its_first_request_and_by_time(tmp_path: P
 
 def test_a_block_is_the_same_only_after_the_same_blocks() -> None:
     """AIPerf's example has `[0, 1, 2]` and `[1, 4, 6]`: the 1 of the second has nothing before it."""
-    one = page_names(Arrival(0, 1536, 1, (0, 1, 2), 512), 0, 128)
-    other = page_names(Arrival(0, 1536, 1, (1, 4, 6), 512), 1, 128)
+    one = page_names(TraceRequest(0, 1536, 1, (0, 1, 2), 512), 0, 128)
+    other = page_names(TraceRequest(0, 1536, 1, (1, 4, 6), 512), 1, 128)
     assert not set(one) & set(other)
 
 
 def test_pages_larger_than_blocks_are_named_by_all_of_theirs() -> None:
-    one = page_names(Arrival(0, 64, 1, (1, 2, 3, 4), 16), 0, 32)
-    other = page_names(Arrival(0, 64, 1, (1, 2, 3, 5), 16), 1, 32)
+    one = page_names(TraceRequest(0, 64, 1, (1, 2, 3, 4), 16), 0, 32)
+    other = page_names(TraceRequest(0, 64, 1, (1, 2, 3, 5), 16), 1, 32)
     assert one[0] == other[0] and one[1] != other[1]
 
 

@@ -7,11 +7,11 @@ from xml.etree import ElementTree
 import pytest
 
 from apps.plan.report import LABEL
-from apps.plan.simulation.fleet import Fate, Service, Simulation
-from apps.plan.simulation.requests import Arrival, Workload, drawn, length
+from apps.plan.simulation.fleet import Fate, SimulatedService, Simulation
+from apps.plan.simulation.requests import Trace, TraceRequest, drawn, length
 from apps.plan.simulation.timing import HostTimes, StepCost
 from apps.plan.workload import chart
-from apps.plan.workload.answer import Percentiles, Served, Slo, moments_of
+from apps.plan.workload.answer import Percentiles, ServedTrace, Slo, moments_of
 from apps.plan.workload.planning import WorkloadPlan
 from ray_configs.llm import EngineConfig
 
@@ -28,12 +28,12 @@ class Constant:
         return StepCost(hbm=self.seconds)
 
 
-def served(workload: Workload, slo: Slo | None = None, batch: int = 1, step_s: float = 1.0, **more: object) -> Served:
+def served(workload: Trace, slo: Slo | None = None, batch: int = 1, step_s: float = 1.0, **more: object) -> ServedTrace:
     config = EngineConfig(max_batch_size=batch, max_step_tokens=max(8, batch), speculation="off")
-    service = Service(config, 4000, 100_000, Constant(step_s), NO_WORK, **more)  # type: ignore[arg-type]
+    service = SimulatedService(config, 4000, 100_000, Constant(step_s), NO_WORK, **more)  # type: ignore[arg-type]
     simulation = Simulation(service, workload)
     simulation.run()
-    made = Served.of(simulation, slo)
+    made = ServedTrace.of(simulation, slo)
     assert made.ttft is not None and made.latency is not None
     return made
 
@@ -52,23 +52,23 @@ def test_littles_law_holds() -> None:
     """Open requests on average are the rate times the time in the system, however they are served."""
     workload = drawn(length("4:40"), length("2:30"), 4000, rate=1.2)
     config = EngineConfig(max_batch_size=16, max_step_tokens=32, speculation="off")
-    simulation = Simulation(Service(config, 4000, 1000, Constant(0.5), NO_WORK, replicas=2), workload)
+    simulation = Simulation(SimulatedService(config, 4000, 1000, Constant(0.5), NO_WORK, replicas=2), workload)
     fates = simulation.run()
-    found = Served.of(simulation, None)
+    found = ServedTrace.of(simulation, None)
     moments = moments_of(fates)
     open_on_average = statistics.mean(moment.waiting + moment.running for moment in moments)
     assert open_on_average == pytest.approx(found.requests_per_s * found.latency.mean, rel=0.05)
 
 
 def test_a_lone_request_takes_its_steps() -> None:
-    found = served(Workload([Arrival(0.0, 20, 5)]), batch=8, step_s=0.1)
+    found = served(Trace([TraceRequest(0.0, 20, 5)]), batch=8, step_s=0.1)
     assert found.ttft.mean == pytest.approx(0.3), "20 tokens in steps of 8 are three steps"
     assert found.tpot.mean == pytest.approx(0.1) and found.seconds == pytest.approx(0.7)
     assert found.tokens_per_s == pytest.approx(5 / 0.7)
 
 
 def test_what_cannot_be_served_is_counted_by_its_reason() -> None:
-    workload = Workload([Arrival(0.0, 200_000, 5), *(Arrival(1.0, 8, 50) for _ in range(6))])
+    workload = Trace([TraceRequest(0.0, 200_000, 5), *(TraceRequest(1.0, 8, 50) for _ in range(6))])
     found = served(workload, max_waiting=2)
     assert found.refused == {"longer than max_model_len": 1, "max_waiting": 4}
     assert found.requests == 7 and found.ttft.p99 > 0
@@ -111,11 +111,11 @@ def test_the_chart_is_an_image_of_the_run() -> None:
     """Every browser reads XML; a polyline of a run has a point for each part of it that something arrived in."""
     workload = drawn(length("4:40"), length("2:30"), 500, rate=1.0)
     config = EngineConfig(max_batch_size=4, max_step_tokens=32, speculation="off")
-    simulation = Simulation(Service(config, 4000, 1000, Constant(0.05), NO_WORK), workload)
+    simulation = Simulation(SimulatedService(config, 4000, 1000, Constant(0.05), NO_WORK), workload)
     moments = moments_of(simulation.run())
     plan = WorkloadPlan(
         asked=None, label=LABEL, model="a<b>&c", slice="v5e:2x2", hosts=1, chips=4, source="x", slo=Slo(ttft_s=1.0),
-        served=Served.of(simulation, Slo(ttft_s=1.0)), estimate=None, floor=None, correction=1.0, spread=None,
+        served=ServedTrace.of(simulation, Slo(ttft_s=1.0)), estimate=None, floor=None, correction=1.0, spread=None,
         cost=None, steps=None, moments=moments, notes=[],
     )  # fmt: skip
     image = ElementTree.fromstring(chart.drawn(plan))
