@@ -11,7 +11,6 @@ more in host memory, and computes what it lacks at the rate that keeps all of th
 announce; the others are for comparison. A load share is the busiest replica's work over the mean, in blocks computed.
 """
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from apps.llm.api import CacheNews
 from apps.llm.engine.prefix.page_pool import PagePool
 from apps.llm.page_names import PageName
 from apps.llm.placement.choice import CacheChoice, EngineLoad
+from apps.plan.workload import traces
 
 BLOCK_TOKENS = 512  # of Mooncake's traces
 
@@ -154,19 +154,10 @@ def run(
 
 def read(path: Path) -> list[Arrival]:
     """Raises ValueError with the line that is none of a trace."""
-    arrivals = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
-        try:
-            entry = json.loads(line)
-            blocks = tuple(int(block).to_bytes(8, "little") for block in entry["hash_ids"])
-            arrivals.append(Arrival(entry["timestamp"] / 1000, blocks))
-        except (ValueError, TypeError, KeyError, OverflowError) as error:
-            raise ValueError(
-                f"{path}, line {number}: no request of a trace ({type(error).__name__}: {error})"
-            ) from error
-    if not arrivals:
-        raise ValueError(f"{path} has no requests")
-    return arrivals
+    requests = traces.read(path).arrivals
+    return [
+        Arrival(each.at_s, tuple(block.to_bytes(8, "little", signed=True) for block in each.blocks)) for each in requests
+    ]
 
 
 app = typer.Typer(add_completion=False)

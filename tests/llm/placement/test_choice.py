@@ -127,7 +127,7 @@ def test_a_trace_is_read_and_a_bad_line_named(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     line = {"timestamp": 1500, "input_length": 600, "output_length": 1, "hash_ids": [0, 7]}
     path.write_text(json.dumps(line) + "\n")
-    assert read(path) == [Arrival(1.5, tuple(names(0, 7)))]
+    assert read(path) == [Arrival(0.0, tuple(names(0, 7)))], "from its first request on"
     path.write_text(json.dumps(line) + "\n{}\n")
     done = CliRunner().invoke(tools.route_trace.app, [str(path)])
     assert done.exit_code == 2 and "line 2" in done.output
