@@ -154,9 +154,9 @@ def run(
 
 def read(path: Path) -> list[Arrival]:
     """Raises ValueError with the line that is none of a trace."""
-    requests = traces.read(path).arrivals
     return [
-        Arrival(each.at_s, tuple(block.to_bytes(8, "little", signed=True) for block in each.blocks)) for each in requests
+        Arrival(each.at_s, tuple(block.to_bytes(8, "little", signed=True) for block in each.blocks))
+        for each in traces.read(path).arrivals
     ]
 
 

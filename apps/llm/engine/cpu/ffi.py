@@ -28,8 +28,8 @@ from apps.llm.engine.cpu.kernel_cache import kernel
 
 log = logging.getLogger("podslice")
 
-READ = (0, 3), (0, 4)
-"""XLA_FFI_API_MAJOR and XLA_FFI_API_MINOR: JAX 0.10's, and 0.11's, which appends to structs."""
+READ = (0, 3), (0, 4), (0, 5)
+"""XLA_FFI_API_MAJOR and XLA_FFI_API_MINOR: JAX 0.10's; 0.11's and 0.12's, which append to structs."""
 VERSION_WORD = np.int64(READ[0][0] | READ[0][1] << 32)
 
 HANDLER, HELPER = types.int64(types.int64), types.void(types.int64)

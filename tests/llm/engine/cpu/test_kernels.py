@@ -61,7 +61,7 @@ def test_a_folder_that_cannot_be_locked_is_no_reason_to_stop(
 
 @pytest.mark.parametrize(
     ("header", "has"),
-    [("#define XLA_FFI_API_MAJOR 0\n#define XLA_FFI_API_MINOR 5\n", "0.5"), (None, "none that can be found")],
+    [("#define XLA_FFI_API_MAJOR 0\n#define XLA_FFI_API_MINOR 6\n", "0.6"), (None, "none that can be found")],
 )
 def test_an_xla_that_calls_them_otherwise_computes_attention_itself(
     header: str | None,
