@@ -15,6 +15,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 from typing import Annotated, Any
 
 import typer
@@ -38,11 +39,14 @@ def main(
     random_weights: Annotated[bool, typer.Option(help="For a folder with nothing but config.json.")] = False,
     batch: Annotated[int, typer.Option(min=1, help="The engine's max_batch_size.")] = 32,
     replicas: Annotated[int, typer.Option(min=0, help="That sleep; 0: none.")] = 3,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Each with step times of its own; what is measured is the mean.")
+    ] = 3,
     scale: Annotated[float, typer.Option(min=0.01, help="So many times as many requests.")] = 1.0,
 ) -> None:
     """Print the comparison."""
     os.environ["JAX_PLATFORMS"] = "cpu"
-    from apps.plan.simulation import measured, recording
+    from apps.plan.simulation import fitted, measured, recording
     from apps.plan.simulation.fleet import SimulatedService
     from ray_configs.llm import EngineConfig
 
@@ -50,27 +54,28 @@ def main(
     config = EngineConfig(model=model, random_weights=random_weights, max_batch_size=batch, speculation="off")
     engine, devices = recording.load(config)
     table = Table("Requests", "", "first token, ms", "p99", "each token, ms", "p99", "tokens/s", "found")
+    real: dict[str, tuple[Trace, list[Any]]] = {}
+    steps, rate = list[Any](), 0.0
     try:
         recording.serve(engine, drawn(length("64"), length("16"), 16, concurrency=8), "warm")
-        devices.executors[0].steps.clear()
-        times, host = measured.measure(engine, devices, typer.echo)
-        typer.echo(
-            f"fitted to {len(devices.executors[0].steps):,} steps: off by {times.error:.1%} in the median; {host}"
-        )
+        for number in range(rounds):
+            typer.echo(f"round {number + 1}")
+            steps += measured.timed(engine, devices)
+            longest = engine.capabilities.max_model_len
+            for name, known in (*of_all_kinds(longest, batch, scale), *given):
+                requests = arriving(name, BUSY * rate, longest, scale) if known is None else known
+                fates = recording.serve(engine, requests, f"{name} {number}")
+                if requests.concurrency == batch and not rate:
+                    rate = len(fates) / max(fate.ended for fate in fates)
+                real.setdefault(name, (requests, []))[1].append(fates)
+        times, host = fitted.fit(steps), fitted.host_times(steps)
+        typer.echo(f"fitted to {len(steps):,} steps: off by {times.error:.1%} in the median; {host}")
         sizes, executor = engine.capabilities, engine.loops[0].executor
         service = SimulatedService(engine.loops[0].stepper.config, executor.pages, sizes.max_model_len, times, host)
-        rate = 0.0
-        for name, requests in of_all_kinds(sizes.max_model_len, batch, scale):
-            if requests is None:
-                requests = arriving(name, BUSY * rate, sizes.max_model_len, scale)
-            real = recording.serve(engine, requests, name)
-            if requests.concurrency == batch:
-                rate = len(real) / max(fate.ended for fate in real)
-            compare(table, name, service, requests, real)
-        for name, requests in given:
-            compare(table, name, service, requests, recording.serve(engine, requests, name))
+        for name, (requests, runs) in real.items():
+            compare(table, name, service, requests, runs)
         if replicas:
-            sleep(table, config, service, replicas, rate, scale, executor.skips_padding)
+            sleep(table, config, service, replicas, rate, (scale, rounds), executor.skips_padding)
     finally:
         engine.shutdown()
     Console(width=140).print(table)
@@ -110,7 +115,7 @@ def conversations(count: int, rate: float, longest: int, seed: int = 12) -> Trac
 
 
 def sleep(
-    table: Table, config: Any, service: Any, replicas: int, rate: float, scale: float, skips_padding: bool
+    table: Table, config: Any, service: Any, replicas: int, rate: float, size: tuple[float, int], skips_padding: bool
 ) -> None:
     """Engines that sleep, behind a router."""
     from apps.llm.engine.engine import JaxEngine
@@ -119,6 +124,7 @@ def sleep(
     from apps.plan.simulation import recording
     from apps.plan.simulation.sleeping import SleepingDevices
 
+    scale, rounds = size
     devices = SleepingDevices(service.times, service.pages, skips_padding)
     engines = [JaxEngine.load(config, tokenizer_of, devices) for _ in range(replicas)]
     fleet = Fleet(engines[0].capabilities)
@@ -128,26 +134,30 @@ def sleep(
         several = replace(service, replicas=replicas)
         for name in ("Poisson", "conversations"):
             requests = arriving(name, replicas * BUSY * rate, service.max_len, replicas * scale)
-            real = recording.serve(fleet, requests, f"{name} sleeping")
-            compare(table, f"{name}, {replicas} replicas that sleep", several, requests, real)
+            runs = [recording.serve(fleet, requests, f"{name} sleeping {number}") for number in range(rounds)]
+            compare(table, f"{name}, {replicas} replicas that sleep", several, requests, runs)
     finally:
         fleet.shutdown()
         for engine in engines:
             engine.shutdown()
 
 
-def compare(table: Table, name: str, service: Any, requests: Trace, real: Sequence[Any]) -> None:
-    """Add rows of what was measured, simulated, and the difference."""
+def compare(table: Table, name: str, service: Any, requests: Trace, runs: Sequence[Sequence[Any]]) -> None:
+    """Add rows of what was measured, simulated, and the difference; and how far the measured runs are apart."""
     from apps.plan.simulation.fleet import Simulation
 
-    sides = [summary(real), summary(Simulation(service, requests).run())]
+    measured = [summary(fates) for fates in runs]
+    means = [mean(values) for values in zip(*measured)]
+    simulated = summary(Simulation(service, requests).run())
     table.add_section()
-    for what, values in zip((name, ""), sides):
+    for what, side, values in ((name, "measured", means), ("", "simulated", simulated)):
         shown = [f"{value * 1e3:.2f}" for value in values[:4]]
-        table.add_row(what, "simulated" if not what else "measured", *shown, f"{values[4]:,.0f}", f"{values[5]:.1%}")
-    off = [f"{simulated / measured - 1:+.1%}" if measured else "" for measured, simulated in zip(*sides)]
+        table.add_row(what, side, *shown, f"{values[4]:,.0f}", f"{values[5]:.1%}")
+    off = [f"{ours / theirs - 1:+.1%}" if theirs else "" for theirs, ours in zip(means, simulated)]
     table.add_row("", "difference", *off)
-    typer.echo(f"{name}: {', '.join(off)}")
+    apart = [f"{(max(values) - min(values)) / of:.1%}" if of else "" for values, of in zip(zip(*measured), means)]
+    table.add_row("", "runs differ by", *apart)
+    typer.echo(f"{name}: {', '.join(off)}; runs differ by {', '.join(apart)}")
 
 
 def summary(fates: Sequence[Any]) -> list[float]:

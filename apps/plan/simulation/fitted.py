@@ -1,6 +1,6 @@
 """Step times of this machine: fitted to steps that ran on it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
@@ -13,32 +13,48 @@ from apps.plan.simulation.timing import HostTimes, StepCost
 
 KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096)
 """Tokens of a step between which its time is linear."""
+FEW_KNOTS = (1, 4, 16, 64, 256)
+LEAST_STEPS = 50
 LEAST_WAIT_S = 20e-6
 """A step that was read sooner had ended before: how long it ran is not known."""
 SMOOTH = 0.02
-"""Weight of a time per token that changes evenly, against a step that was seen."""
+"""Weight of a time per token that changes evenly, against steps that were seen."""
+ROUNDS = 4
+"""Of fitting, each with weights by the times that the one before has found."""
 
-HELD_UP = 0.75
-"""Share of a step's time that its fit does not explain, from which something else has held it up."""
+
+@dataclass(frozen=True)
+class Curve:
+    """Seconds by a number of tokens, linear between knots."""
+
+    knots: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+    def at(self, tokens: int) -> float:
+        return float(np.interp(tokens, self.knots, self.seconds))
 
 
 @dataclass(frozen=True)
 class FittedTimes:
     """A step's time: by its tokens, and for what they attend to."""
 
-    knots: tuple[int, ...]
-    at_knots: tuple[float, ...]  # seconds
-    per_position: float  # that a decoding token attends to
-    per_pair: float  # of a token in a chunk and a position that it attends to
-    per_decode: float
-    per_chunk: float
-    error: float  # median, relative, over the steps it was fitted to
+    decoding: Curve
+    """Of steps that only decode."""
+    mixed: Curve
+    """Of steps with a part of a prompt."""
+    per_position: Curve
+    """For each position that a decoding token attends to, by how many tokens decode: few leave threads without work."""
+    per_pair: float
+    """Of a token of a prompt, and a position that it attends to."""
+    error: float
+    """Median, relative, over the steps that this was fitted to."""
 
     def cost(self, decodes: Sequence[int], chunks: Sequence[tuple[int, int]]) -> StepCost:
         """See `StepClock`. All of it counts as computing."""
         tokens = len(decodes) + sum([tokens for tokens, _ in chunks])
-        seconds = float(np.interp(tokens, self.knots, self.at_knots))
-        seconds += self.per_position * sum(decodes) + self.per_decode * len(decodes) + self.per_chunk * len(chunks)
+        seconds = (self.mixed if chunks else self.decoding).at(tokens) + self.per_position.at(len(decodes)) * sum(
+            decodes
+        )
         seconds += self.per_pair * sum([_pairs(tokens, length) for tokens, length in chunks])
         return StepCost(compute=seconds)
 
@@ -50,51 +66,81 @@ def _pairs(tokens: int, length: int) -> float:
 def fit(steps: Sequence[TimedStep]) -> FittedTimes:
     """Step times that explain these steps, each launched before the one before it was read.
 
+    Their sum is that of the steps: what now and then holds up a step here is part of each.
+
     Raises:
         ValueError: there are too few of them.
     """
-    seen = [(step, seconds) for step, seconds in _durations(steps)]
-    if len(seen) < 50:
+    seen = _durations(steps)
+    decoding, mixed = (
+        _knots([step for step, _ in seen if bool(step.chunks) is with_chunks]) for with_chunks in (False, True)
+    )
+    if len(seen) < LEAST_STEPS or not decoding or not mixed:
         raise ValueError(f"{len(seen)} steps whose time is known are too few to fit step times to")
-    most = max(_tokens(step) for step, _ in seen)
-    knots = (*(knot for knot in KNOTS if knot < most), most)
-    rows = np.array([_features(step, knots) for step, _ in seen])
+    positions = (*(knot for knot in FEW_KNOTS if knot < decoding[-1]), decoding[-1])
+    rows = np.array([_features(step, decoding, mixed, positions) for step, _ in seen])
     times = np.array([seconds for _, seconds in seen])
-    weights = 1 / np.sqrt(times)
     # Where no step had as many tokens, the time goes on from knot to knot as it did before.
-    bends = np.zeros((max(len(knots) - 2, 0), rows.shape[1]))
-    for row, ((a, b), (_, c)) in zip(bends, pairwise(pairwise(range(len(knots))))):
-        left, right = knots[b] - knots[a], knots[c] - knots[b]
-        row[[a, b, c]] = np.array([1 / left, -1 / left - 1 / right, 1 / right]) * min(left, right)
-    scale = SMOOTH * weights.mean() * np.sqrt(len(seen))
-    kept = np.ones(len(seen), bool)
-    for _ in range(3):
-        explained = np.vstack([(rows * weights[:, None])[kept], bends * scale])
-        wanted = np.concatenate([(times * weights)[kept], np.zeros(len(bends))])
-        values, _ = nnls(explained, wanted, maxiter=20 * rows.shape[1])
-        off = (times - rows @ values) / times
-        kept = np.abs(off) < HELD_UP
-    at_knots, (position, pair, decode, chunk) = values[: len(knots)].tolist(), values[len(knots) :].tolist()
-    return FittedTimes(knots, tuple(at_knots), position, pair, decode, chunk, float(np.median(np.abs(off))))
+    bends = np.array([*_bends(decoding, 0, rows.shape[1]), *_bends(mixed, len(decoding), rows.shape[1])])
+    found = times
+    for _ in range(ROUNDS):
+        # By the time that is expected of a step, not by its own: else those that were quick by chance count most.
+        weights = 1 / np.sqrt(np.maximum(found, times.min()))
+        scale = SMOOTH * weights.mean() * np.sqrt(len(seen))
+        wanted = np.concatenate([times * weights, np.zeros(len(bends))])
+        values, _ = nnls(np.vstack([rows * weights[:, None], bends * scale]), wanted, maxiter=20 * rows.shape[1])
+        found = rows @ values
+    off = float(np.median(np.abs(times - found) / times))
+    ends = np.cumsum([len(decoding), len(mixed), len(positions)])
+    parts = [tuple(part.tolist()) for part in np.split(values, ends)]
+    of_decoding, of_mixed, of_position, _ = map(Curve, (decoding, mixed, positions, ()), parts)
+    return FittedTimes(of_decoding, of_mixed, of_position, float(values[-1]), off)
+
+
+def _knots(steps: Sequence[TimedStep]) -> tuple[int, ...]:
+    most = max(map(_tokens, steps), default=0)
+    return (*(knot for knot in KNOTS if knot < most), most) if steps else ()
 
 
 def _tokens(step: TimedStep) -> int:
     return len(step.decodes) + sum(tokens for tokens, _ in step.chunks)
 
 
-def _features(step: TimedStep, knots: tuple[int, ...]) -> list[float]:
-    tokens = _tokens(step)
-    hats = [float(np.interp(tokens, knots, [float(each == knot) for each in knots])) for knot in knots]
-    pairs = sum(_pairs(tokens, length) for tokens, length in step.chunks)
-    return [*hats, sum(step.decodes), pairs, len(step.decodes), len(step.chunks)]
+def _features(
+    step: TimedStep, decoding: tuple[int, ...], mixed: tuple[int, ...], positions: tuple[int, ...]
+) -> list[float]:
+    tokens, plain = _tokens(step), not step.chunks
+    return [
+        *_hats(decoding, tokens, float(plain)),
+        *_hats(mixed, tokens, float(not plain)),
+        *_hats(positions, len(step.decodes), float(sum(step.decodes))),
+        sum(_pairs(tokens, length) for tokens, length in step.chunks),
+    ]
+
+
+def _hats(knots: tuple[int, ...], at: int, value: float) -> list[float]:
+    """The shares of a value that the knots on either side have of it."""
+    return [value * float(np.interp(at, knots, [float(each == knot) for each in knots])) for knot in knots]
+
+
+def _bends(knots: tuple[int, ...], first: int, width: int) -> Iterator[np.ndarray]:
+    """How much the time per token changes at each knot; rows to keep small."""
+    for (a, b), (_, c) in pairwise(pairwise(range(len(knots)))):
+        left, right = knots[b] - knots[a], knots[c] - knots[b]
+        row = np.zeros(width)
+        row[[first + a, first + b, first + c]] = np.array([1 / left, -1 / left - 1 / right, 1 / right]) * min(
+            left, right
+        )
+        yield row
 
 
 def _durations(steps: Sequence[TimedStep]) -> list[tuple[TimedStep, float]]:
     """Steps with the time from when they could begin to when they were read, where the reader waited for that."""
     found, before = [], -1e9
     for step in steps:
-        if step.read - step.asked > LEAST_WAIT_S:
-            found.append((step, step.read - max(step.launched, before)))
+        seconds = step.read - max(step.launched, before)
+        if step.read - step.asked > LEAST_WAIT_S and seconds > 0:
+            found.append((step, seconds))
         before = step.read
     return found
 

@@ -253,7 +253,7 @@ def plan_measured(config: LLMConfig, asked: Asked, tell: Tell = lambda _: None) 
     tell(f"loading {config.model}")
     engine, devices = recording.load(engine_config(config))
     try:
-        times, host = measured.measure(engine, devices, tell)
+        times, host = measured.measure(engine, devices, asked.workload, tell)
         sizes, loop = engine.capabilities, engine.loops[0]
         there = SimulatedService(
             config=loop.stepper.config,
