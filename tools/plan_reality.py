@@ -15,7 +15,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 from typing import Annotated, Any
 
 import typer
@@ -28,6 +28,7 @@ from apps.plan.workload import traces
 BUSY = 0.7
 """Rate of arrivals over the rate at which 32 at once were served."""
 PAGE = 32
+BURST = 7
 
 app = typer.Typer(add_completion=False)
 
@@ -68,7 +69,7 @@ def main(
                 if requests.concurrency == batch and not rate:
                     rate = len(fates) / max(fate.ended for fate in fates)
                 real.setdefault(name, (requests, []))[1].append(fates)
-        times, host = fitted.fit(steps), fitted.host_times(steps)
+        times, host = fitted.fit(steps), replace(fitted.host_times(steps), request_s=apart(real[f"{batch} at once"][1]))
         typer.echo(f"fitted to {len(steps):,} steps: off by {times.error:.1%} in the median; {host}")
         sizes, executor = engine.capabilities, engine.loops[0].executor
         service = SimulatedService(engine.loops[0].stepper.config, executor.pages, sizes.max_model_len, times, host)
@@ -140,6 +141,11 @@ def sleep(
         fleet.shutdown()
         for engine in engines:
             engine.shutdown()
+
+
+def apart(runs: Sequence[Sequence[Any]]) -> float:
+    """Seconds from one request's submission to the next, where all come at once: the client's own work."""
+    return median((fates[BURST].arrived - fates[0].arrived) / BURST for fates in runs)
 
 
 def compare(table: Table, name: str, service: Any, requests: Trace, runs: Sequence[Sequence[Any]]) -> None:

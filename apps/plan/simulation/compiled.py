@@ -43,7 +43,9 @@ class CompiledTimes:
     correction: float = 1.0
     at_floor: bool = False
 
-    def cost(self, decodes: Sequence[int], chunks: Sequence[tuple[int, int]]) -> StepCost:
+    remembers = 0
+
+    def cost(self, decodes: Sequence[int], chunks: Sequence[tuple[int, int]], since: int = 0) -> StepCost:
         """See `StepClock`."""
         tokens = len(decodes) + sum([tokens for tokens, _ in chunks])
         shape = self._shapes[bisect_left(self._sizes, tokens)]

@@ -13,6 +13,8 @@ from apps.plan.simulation.timing import HostTimes, StepCost
 
 KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096)
 """Tokens of a step between which its time is linear."""
+REMEMBERED = 4
+"""Steps that a part of a prompt makes slower after it: it has taken the caches, and the clock may have gone down."""
 FEW_KNOTS = (1, 4, 16, 64, 256)
 LEAST_STEPS = 50
 LEAST_WAIT_S = 20e-6
@@ -46,15 +48,23 @@ class FittedTimes:
     """For each position that a decoding token attends to, by how many tokens decode: few leave threads without work."""
     per_pair: float
     """Of a token of a prompt, and a position that it attends to."""
+    after: tuple[float, ...]
+    """What the first steps that only decode take longer, after one with a part of a prompt."""
     error: float
     """Median, relative, over the steps that this was fitted to."""
 
-    def cost(self, decodes: Sequence[int], chunks: Sequence[tuple[int, int]]) -> StepCost:
+    @property
+    def remembers(self) -> int:
+        return len(self.after)
+
+    def cost(self, decodes: Sequence[int], chunks: Sequence[tuple[int, int]], since: int) -> StepCost:
         """See `StepClock`. All of it counts as computing."""
         tokens = len(decodes) + sum([tokens for tokens, _ in chunks])
         seconds = (self.mixed if chunks else self.decoding).at(tokens) + self.per_position.at(len(decodes)) * sum(
             decodes
         )
+        if not chunks and since < len(self.after):
+            seconds += self.after[since]
         seconds += self.per_pair * sum([_pairs(tokens, length) for tokens, length in chunks])
         return StepCost(compute=seconds)
 
@@ -73,13 +83,13 @@ def fit(steps: Sequence[TimedStep]) -> FittedTimes:
     """
     seen = _durations(steps)
     decoding, mixed = (
-        _knots([step for step, _ in seen if bool(step.chunks) is with_chunks]) for with_chunks in (False, True)
+        _knots([step for step, _, _ in seen if bool(step.chunks) is with_chunks]) for with_chunks in (False, True)
     )
     if len(seen) < LEAST_STEPS or not decoding or not mixed:
         raise ValueError(f"{len(seen)} steps whose time is known are too few to fit step times to")
     positions = (*(knot for knot in FEW_KNOTS if knot < decoding[-1]), decoding[-1])
-    rows = np.array([_features(step, decoding, mixed, positions) for step, _ in seen])
-    times = np.array([seconds for _, seconds in seen])
+    rows = np.array([_features(step, since, decoding, mixed, positions) for step, _, since in seen])
+    times = np.array([seconds for _, seconds, _ in seen])
     # Where no step had as many tokens, the time goes on from knot to knot as it did before.
     bends = np.array([*_bends(decoding, 0, rows.shape[1]), *_bends(mixed, len(decoding), rows.shape[1])])
     found = times
@@ -93,8 +103,9 @@ def fit(steps: Sequence[TimedStep]) -> FittedTimes:
     off = float(np.median(np.abs(times - found) / times))
     ends = np.cumsum([len(decoding), len(mixed), len(positions)])
     parts = [tuple(part.tolist()) for part in np.split(values, ends)]
-    of_decoding, of_mixed, of_position, _ = map(Curve, (decoding, mixed, positions, ()), parts)
-    return FittedTimes(of_decoding, of_mixed, of_position, float(values[-1]), off)
+    of_decoding, of_mixed, of_position = map(Curve, (decoding, mixed, positions), parts)
+    pair, *after = parts[-1]
+    return FittedTimes(of_decoding, of_mixed, of_position, pair, tuple(after), off)
 
 
 def _knots(steps: Sequence[TimedStep]) -> tuple[int, ...]:
@@ -107,7 +118,7 @@ def _tokens(step: TimedStep) -> int:
 
 
 def _features(
-    step: TimedStep, decoding: tuple[int, ...], mixed: tuple[int, ...], positions: tuple[int, ...]
+    step: TimedStep, since: int, decoding: tuple[int, ...], mixed: tuple[int, ...], positions: tuple[int, ...]
 ) -> list[float]:
     tokens, plain = _tokens(step), not step.chunks
     return [
@@ -115,6 +126,7 @@ def _features(
         *_hats(mixed, tokens, float(not plain)),
         *_hats(positions, len(step.decodes), float(sum(step.decodes))),
         sum(_pairs(tokens, length) for tokens, length in step.chunks),
+        *(float(plain and since == steps) for steps in range(REMEMBERED)),
     ]
 
 
@@ -134,14 +146,15 @@ def _bends(knots: tuple[int, ...], first: int, width: int) -> Iterator[np.ndarra
         yield row
 
 
-def _durations(steps: Sequence[TimedStep]) -> list[tuple[TimedStep, float]]:
-    """Steps with the time from when they could begin to when they were read, where the reader waited for that."""
-    found, before = [], -1e9
+def _durations(steps: Sequence[TimedStep]) -> list[tuple[TimedStep, float, int]]:
+    """Steps with the time from when they could begin to when they were read, where the reader waited for that; and how
+    many steps there were since the last one with a part of a prompt."""
+    found, before, since = [], -1e9, REMEMBERED
     for step in steps:
         seconds = step.read - max(step.launched, before)
         if step.read - step.asked > LEAST_WAIT_S and seconds > 0:
-            found.append((step, seconds))
-        before = step.read
+            found.append((step, seconds, since))
+        before, since = step.read, 0 if step.chunks else since + 1
     return found
 
 

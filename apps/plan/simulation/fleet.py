@@ -34,6 +34,7 @@ class SimulatedService:
         pages: of the KV cache of each DP rank.
         max_len: tokens of the longest sequence.
         max_waiting: requests that may wait, over all replicas; one more is refused.
+        fronts: processes that take requests.
     """
 
     config: EngineConfig
@@ -44,6 +45,7 @@ class SimulatedService:
     replicas: int = 1
     dp_ranks: int = 1
     max_waiting: int = 2**62
+    fronts: int = 1
 
 
 @dataclass(slots=True)
@@ -146,14 +148,15 @@ class Simulation:
         ]
         for member in self._members:
             self._engines.add(member)
-        self._due: list[tuple[float, int, TraceRequest]] = []  # a heap: when, in which order, what
+        self._due: list[tuple[float, int, TraceRequest, float]] = []  # a heap: when, in which order, what, sent when
+        self._front_free = 0.0
         self._coming = iter(enumerate(self.workload.arrivals))  # not due yet
         self._after: dict[str, deque[tuple[int, TraceRequest]]] = {}  # by session: what waits for an end
         self._names: dict[str, list[PageName]] = {}  # by session: of its last request
         self._done = 0
 
     def run(self) -> list[Fate]:
-        """What became of every request, in the order of their arrival."""
+        """What became of every request, in the order in which they reached an engine."""
         reacts = self.workload.reacts
         for _ in range(self.workload.concurrency or 1):
             self._expect(0.0)
@@ -171,10 +174,10 @@ class Simulation:
                     rank.run(until)
             if not self._due:
                 return self.fates
-            _, _, arrival = heapq.heappop(self._due)
+            _, _, arrival, came = heapq.heappop(self._due)
             if self.workload.concurrency is None:
                 self._expect(0.0)
-            self._arrive(arrival, until)
+            self._arrive(arrival, came, until)
 
     def _expect(self, now: float) -> None:
         """Let the next request come: when it is to come, or now if so many run at a time."""
@@ -182,8 +185,14 @@ class Simulation:
             if arrival.after_s is not None:
                 self._after.setdefault(arrival.session, deque()).append((number, arrival))
                 continue
-            heapq.heappush(self._due, (arrival.at_s if self.workload.concurrency is None else now, number, arrival))
+            self._come(arrival.at_s if self.workload.concurrency is None else now, number, arrival)
             return
+
+    def _come(self, came: float, number: int, arrival: TraceRequest) -> None:
+        """A request reaches a front, which takes one after another."""
+        work = self.service.host.request_s
+        self._front_free = max(self._front_free, came) + work / self.service.fronts
+        heapq.heappush(self._due, (max(came + work, self._front_free), number, arrival, came))
 
     def _over(self, session: str, now: float) -> None:
         """A request has ended, or was refused."""
@@ -192,14 +201,19 @@ class Simulation:
             self._expect(now)
         if session and self._after.get(session):
             number, arrival = self._after[session].popleft()
-            heapq.heappush(self._due, (now + (arrival.after_s or 0.0), number, arrival))
+            self._come(now + (arrival.after_s or 0.0), number, arrival)
         if not self._done % TOLD_EVERY:
             self.tell(self._done)
 
-    def _arrive(self, arrival: TraceRequest, now: float) -> None:
+    def _arrive(self, arrival: TraceRequest, came: float, now: float) -> None:
+        """A request is queued, or refused.
+
+        Args:
+            came: when it was sent.
+        """
         service = self.service
         number, self._now = len(self.fates), now
-        fate = Fate(now, arrival.prompt, arrival.answer)
+        fate = Fate(came, arrival.prompt, arrival.answer)
         self.fates.append(fate)
         if fate.prompt + fate.answer > service.max_len:
             fate.refused = "longer than max_model_len"
@@ -227,7 +241,7 @@ class Simulation:
         member.journeys[number] = journey
         fate.replica = self._members.index(member)
         seq = sequence(number, arrival.prompt, arrival.answer, names, request)
-        cast(SimulatedReplica, member.engine).add(seq, now + service.host.request_s)
+        cast(SimulatedReplica, member.engine).add(seq, now)
 
     @property
     def _waiting(self) -> int:

@@ -64,6 +64,7 @@ class SimulatedRank:
         self._busy, self._interpreter_free = busy, 0.0
         self._device_free = self._text_s = 0.0
         self._pending: InFlight | None = None
+        self._since = times.remembers  # steps since the last with a part of a prompt
         self._begun = set[Sequence]()  # running, with a token handed on
         self._steady = self._waits = self._full = False  # as the last step was planned
 
@@ -101,7 +102,8 @@ class SimulatedRank:
     def take(self, until: float) -> None:
         """One turn, or several alike of which each begins before `until`."""
         before = self.clock
-        steps = steady_steps(self.scheduler) if self._steady and self._pending else 0
+        settled = self._steady and self._since >= self._times.remembers
+        steps = steady_steps(self.scheduler) if settled and self._pending else 0
         if steps > 1:
             self._leap(steps, until)
         else:
@@ -119,7 +121,9 @@ class SimulatedRank:
         self._waits, self._full = next(scheduler.accounts.waiting, None) is not None, not scheduler.slots
         self._pending, self._steady = None, bool(work) and all(item.decoding for item in work)
         if work:
-            cost = self._times.cost(*_parts(work))
+            decodes, chunks = _parts(work)
+            cost = self._times.cost(decodes, chunks, self._since)
+            self._since = 0 if chunks else min(self._since + 1, self._times.remembers)
             self._spend(cost, 1)
             rows = len(work)
             ends = self._launch(cost.seconds, rows)
@@ -150,8 +154,8 @@ class SimulatedRank:
         running, pending = self.scheduler.running, self._pending
         assert pending is not None
         rows, lengths = len(running), [len(seq.tokens) for seq in running]
-        first = self._times.cost(lengths, ())
-        last = self._times.cost([length + most - 1 for length in lengths], ())
+        first = self._times.cost(lengths, (), self._since)
+        last = self._times.cost([length + most - 1 for length in lengths], (), self._since)
         begins, grows = first.seconds, (last.seconds - first.seconds) / (most - 1)
         ends, samples, steps = pending.ends, pending.samples, 0
         while steps < most and (not steps or self.clock < until):

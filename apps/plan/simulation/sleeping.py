@@ -25,7 +25,7 @@ class SleepingExecutor:
     def __init__(self, config: EngineConfig, model: Model, times: StepClock, pages: int, skips_padding: bool):
         self.arch, self.pages, self.skips_padding, self._times = model.arch, pages, skips_padding, times
         self._shapes = step_shapes(config, model.max_len(config), skips_padding)
-        self._free = 0.0
+        self._free, self._since = 0.0, times.remembers
 
     def make_cache(self, calibration_ids: list[int]) -> int:
         return self.pages
@@ -34,7 +34,9 @@ class SleepingExecutor:
         return fitting(self._shapes, tokens, seqs)
 
     def launch(self, step: HostStep, constraints: Any = None, readout: Any = None) -> float:
-        self._free = max(time.perf_counter(), self._free) + self._times.cost(*parts_of(step)).seconds
+        decodes, chunks = parts_of(step)
+        self._free = max(time.perf_counter(), self._free) + self._times.cost(decodes, chunks, self._since).seconds
+        self._since = 0 if chunks else min(self._since + 1, self._times.remembers)
         return self._free
 
     def read(self, launched: float) -> Tokens:

@@ -20,12 +20,17 @@ class StepCost(NamedTuple):
 class StepClock(Protocol):
     """How long the device takes for a step."""
 
-    def cost(self, decodes: Sequence[int], chunks: Sequence[tuple[int, int]]) -> StepCost:
+    @property
+    def remembers(self) -> int:
+        """For how many steps without a part of a prompt it matters that one before them had some."""
+
+    def cost(self, decodes: Sequence[int], chunks: Sequence[tuple[int, int]], since: int) -> StepCost:
         """A step's time.
 
         Args:
             decodes: for each sequence that computes one token: its tokens in the KV cache after the step.
             chunks: for each part of a prompt: its tokens in the step, and those in the KV cache after it.
+            since: steps since the last one with a part of a prompt, at most `remembers`.
         """
 
 
@@ -43,7 +48,7 @@ class HostTimes:
     token_s: float = 0.0
     """To make text of a token and send it; 0 where routers do."""
     request_s: float = 0.0
-    """From the client's request to the engine's queue: HTTP, the chat template, the tokenizer."""
+    """From the client's request to the engine's queue: HTTP, the chat template, the tokenizer; one after another."""
 
 
 ENGINE = HostTimes(step_s=180e-6, row_s=9e-6)

@@ -97,6 +97,7 @@ def service(config: LLMConfig, compiled: LLMPlan, times: CompiledTimes, replicas
         replicas=replicas,
         dp_ranks=compiled.mesh["data"],
         max_waiting=config.max_waiting * (config.router_count or replicas),
+        fronts=config.router_count or replicas,
     )
 
 
@@ -264,6 +265,7 @@ def plan_measured(config: LLMConfig, asked: Asked, tell: Tell = lambda _: None) 
             replicas=asked.replicas or config.min_replicas,
             dp_ranks=len(engine.loops),
             max_waiting=config.max_waiting * (config.router_count or config.min_replicas),
+            fronts=config.router_count or config.min_replicas,
         )
     finally:
         engine.shutdown()

@@ -16,7 +16,9 @@ CONFIG = EngineConfig(max_batch_size=4, max_step_tokens=64, page_size=16, specul
 
 
 class PerToken:
-    def cost(self, decodes: Ids[int], chunks: Ids[tuple[int, int]]) -> StepCost:
+    remembers = 0
+
+    def cost(self, decodes: Ids[int], chunks: Ids[tuple[int, int]], since: int) -> StepCost:
         return StepCost(hbm=0.01, compute=1e-4 * (len(decodes) + sum(tokens for tokens, _ in chunks)))
 
 
@@ -41,7 +43,8 @@ def test_so_many_at_a_time_are_open_and_all_are_served(replicas: int, dp_ranks: 
     assert open_at_most(fates) == 7
     assert all(fate.arrived <= fate.entered < fate.began <= fate.ended for fate in fates)
     assert all(rank.idle and not rank.scheduler.pool.used for rank in run.ranks)
-    assert [fate.arrived for fate in fates] == sorted(fate.arrived for fate in fates)
+    if replicas * dp_ranks == 1:  # else ends of one are known up to a step before those of another
+        assert [fate.arrived for fate in fates] == sorted(fate.arrived for fate in fates)
 
 
 def test_the_same_requests_have_the_same_fates() -> None:
