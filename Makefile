@@ -19,6 +19,11 @@ AGENTS := @anthropic-ai/claude-code@2.1.197 @openai/codex@0.169.0
 PLAYGROUND_STAMP := $(PLAYGROUND_VENV)/.installed
 LOWEST_VENV := .venv-lowest
 LOWEST_STAMP := $(LOWEST_VENV)/.installed
+NEWEST_VENV := .venv-newest
+NEWEST_STAMP := $(NEWEST_VENV)/.installed
+# The newest Python that the tests know, of those that are here: pyenv's (whose own command may not start it), or others.
+NEWEST_PYTHON ?= $(firstword $(foreach minor,13 12,$(wildcard $(HOME)/.pyenv/versions/3.$(minor).*/bin/python) \
+	$(shell command -v python3.$(minor))))
 # PyTorch without CUDA: PyPI's build for Linux brings gigabytes that a CPU and a TPU have no use for. On a machine with
 # an NVIDIA GPU: make TORCH_INDEX=https://pypi.org/simple
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
@@ -26,7 +31,7 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # Three workers on two cores: the one that has Ray's cluster mostly waits (tests/conftest.py).
 PARALLEL ?= -n 3 --dist loadscope
 
-.PHONY: serve serve-sd test test-all plan-check test-kubernetes kubernetes test-torch-xla test-clients test-playground test-lowest lint coverage docs demo-model manifests clean
+.PHONY: serve serve-sd test test-all plan-check test-kubernetes kubernetes test-torch-xla test-clients test-playground test-lowest test-newest lint coverage docs demo-model manifests clean
 
 # make serve PORT=8001 MODEL=Qwen/Qwen3-0.6B ARGS="max_batch_size=8"
 SERVE_ARGS = $(if $(PORT),--port $(PORT)) $(if $(HOST),--host $(HOST)) $(MODEL) $(ARGS)
@@ -72,6 +77,15 @@ test-lowest: $(LOWEST_STAMP) ## Run quick tests with the lowest versions that py
 	@. $(LOWEST_VENV)/bin/activate && python -m pytest tests/ray_configs tests/podslice tests/kuberay/render \
 		tests/llm/text tests/llm/engine/grammar tests/llm/serve tests/llm/chat $(PYTEST_ARGS)
 
+test-newest: $(NEWEST_STAMP) ## Run the quick tests with the newest Python that is here, and the newest JAX and libtpu
+	@echo "== running the quick tests with $$($(NEWEST_VENV)/bin/python -c \
+		'import sys, jax; print("Python", sys.version.split()[0], "and jax", jax.__version__)')"
+	@. $(NEWEST_VENV)/bin/activate && python -m pytest $(PARALLEL) $(PYTEST_ARGS)
+
+.PHONY: newest-python
+newest-python:
+	@echo $(NEWEST_PYTHON)
+
 test-playground: $(PLAYGROUND_STAMP) ## Run the playground's tests in Chromium (install Debian's chromium first)
 	@echo "== running the playground's tests"
 	@. $(PLAYGROUND_VENV)/bin/activate && python -m pytest -m 'slow or not slow' tests/playground $(PYTEST_ARGS)
@@ -95,7 +109,7 @@ manifests: $(SERVE_STAMP) ## Render the catalog (without its models) into kubera
 	@. $(VENV)/bin/activate && python -m kuberay render $$(python -m kuberay catalog --names | grep -v '\.models\.') -o kuberay/manifests
 
 clean: ## Remove the virtual environments
-	rm -rf $(VENV) $(TORCH_XLA_VENV) $(CLIENTS_VENV) $(PLAYGROUND_VENV) $(LOWEST_VENV)
+	rm -rf $(VENV) $(TORCH_XLA_VENV) $(CLIENTS_VENV) $(PLAYGROUND_VENV) $(LOWEST_VENV) $(NEWEST_VENV)
 
 # A virtual environment that was interrupted while it was made, or made without pip, or by a Python that is gone, is made
 # anew: nothing could be installed into it. One that another make is about to make is not: each waits its turn, if the
@@ -165,6 +179,15 @@ $(LOWEST_STAMP): $(TEST_STAMP)
 	@$(LOWEST_VENV)/bin/uv pip install --quiet --python $(LOWEST_VENV) --resolution lowest-direct -e '.[train,gcs,batch,otel]'
 	@$(VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
 		"$$($(LOWEST_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/below.pth"
+	@touch $@
+
+# Ray's and PyTorch's versions are the project's own; JAX's, libtpu's and all others are the newest that there are.
+$(NEWEST_STAMP): pyproject.toml
+	@[ -n "$(NEWEST_PYTHON)" ] || { echo "Python 3.12 or 3.13 is needed. Try: make test-newest NEWEST_PYTHON=python3.12"; exit 1; }
+	@echo "== installing the newest versions that pyproject.toml allows into $(NEWEST_VENV), for $(NEWEST_PYTHON)"
+	@$(NEWEST_PYTHON) -m venv --clear $(NEWEST_VENV)
+	@$(NEWEST_VENV)/bin/python -m pip install --disable-pip-version-check --quiet uv
+	@$(NEWEST_VENV)/bin/uv pip install --quiet --python $(NEWEST_VENV) -e '.[test]'
 	@touch $@
 
 $(PLAYGROUND_STAMP): $(TEST_STAMP)
