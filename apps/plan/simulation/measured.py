@@ -60,10 +60,12 @@ def ramp(engine: JaxEngine, at_a_time: int, like: Trace | None = None) -> Trace:
         # The first decodes until the last one's prompt is computed, and all of them then.
         prefilling = at_a_time * prompt // max(1, engine.config.max_step_tokens - at_a_time)
         lengths += [(min(prompt, longest - TOGETHER - prefilling), TOGETHER + prefilling)] * at_a_time
-    for _ in range(max(REQUESTS, 2 * at_a_time)):
+    for number in range(max(REQUESTS, 2 * at_a_time)):
         prompt, answer = (
             dice.choice(known) if like else (dice.randint(1, longest // 4), dice.randint(2, LONGEST_ANSWER))
         )
+        if number % 2:  # what a prefix cache leaves of a prompt is short
+            prompt = round(prompt ** dice.random())
         answer = max(2, min(answer, LONGEST_ANSWER, longest // 2))
         lengths.append((min(prompt, longest - answer), answer))
     return Trace([TraceRequest(0.0, *each) for each in lengths], concurrency=at_a_time)

@@ -16,7 +16,7 @@ from apps.llm.engine.interface import TokenEngine
 from apps.llm.engine.weights.model import Model
 from apps.llm.text.model_files import tokenizer_of
 from apps.plan.simulation.fleet import Fate
-from apps.plan.simulation.requests import Trace, TraceRequest
+from apps.plan.simulation.requests import Trace, TraceRequest, odd
 from ray_configs.llm import EngineConfig
 
 
@@ -154,8 +154,8 @@ class _Serving:
 
 def prompt_tokens(arrival: TraceRequest, number: int, vocab: int) -> tuple[int, ...]:
     """Tokens of a prompt: those of equal blocks are equal, and nothing else is."""
-    shared = [hash((block, place)) % vocab for block in arrival.blocks for place in range(arrival.block_tokens)][
+    shared = [hash((odd(block), place)) % vocab for block in arrival.blocks for place in range(arrival.block_tokens)][
         : arrival.prompt
     ]
-    own = [hash((-number - 1, place, vocab)) % vocab for place in range(arrival.prompt - len(shared))]
+    own = [hash((odd(number), place, vocab)) % vocab for place in range(arrival.prompt - len(shared))]
     return (*shared, *own)

@@ -59,10 +59,15 @@ def page_names(arrival: TraceRequest, number: int, page_size: int, before: Seque
         blocks, size = arrival.blocks, arrival.block_tokens
         for page in range(min(pages, len(blocks) * size // page_size)):
             first, last = page * page_size // size, -(-(page + 1) * page_size // size)
-            parent = hash((parent, page, *blocks[first:last]))
+            parent = hash((parent, page, *map(odd, blocks[first:last])))
             names.append(struct.pack("<qq", parent, page))
     names += (struct.pack("<qq", -number - 1, page) for page in range(len(names), pages))
     return names[:pages]
+
+
+def odd(number: int) -> int:
+    """Another number for each, none of them -2: Python has the same hash for that and for -1."""
+    return 2 * number + 1
 
 
 Length = Callable[[random.Random], int]

@@ -39,6 +39,12 @@ def test_a_block_is_the_same_only_after_the_same_blocks() -> None:
     assert not set(one) & set(other)
 
 
+def test_blocks_with_any_numbers_are_told_apart() -> None:
+    """-1 and -2 have the same hash in Python."""
+    names = [page_names(TraceRequest(0, 16, 1, (block,), 16), 0, 16)[0] for block in range(-5, 5)]
+    assert len(set(names)) == 10
+
+
 def test_pages_larger_than_blocks_are_named_by_all_of_theirs() -> None:
     one = page_names(TraceRequest(0, 64, 1, (1, 2, 3, 4), 16), 0, 32)
     other = page_names(TraceRequest(0, 64, 1, (1, 2, 3, 5), 16), 1, 32)
