@@ -51,10 +51,12 @@ class HostTimes:
     """From the client's request to the engine's queue: HTTP, the chat template, the tokenizer; one after another."""
 
 
-ENGINE = HostTimes(step_s=180e-6, row_s=9e-6)
-"""Of the engine's thread alone."""
-TOKEN_S, REQUEST_S = 40e-6, 3e-3
-"""Of the text in the same process."""
+ENGINE = HostTimes(step_s=30e-6, row_s=4.5e-6)
+"""Of the engine's thread alone, by `python -m tools.host_cost` on two cores of a server (docs/benchmarks.md)."""
+TOKEN_S = 7e-6
+"""Of a token's text, by the same."""
+REQUEST_S = 2e-3
+"""Assumed: of a prompt of a thousand tokens or so."""
 
 
 def host_times(text: bool) -> HostTimes:
