@@ -1,5 +1,5 @@
 """Engines on a virtual clock: the real scheduler, page pool and router policy, with step times from elsewhere.
 
-Nothing is computed. A step takes what `timing.StepTimes` says: of the programs that the TPU compiler made (`compiled`),
+Nothing is computed. A step takes what `timing.StepClock` says: of the programs that the TPU compiler made (`compiled`),
 or fitted to those that ran on this machine (`fitted`).
 """
