@@ -145,6 +145,8 @@ class ServedTrace(Part):
     @property
     def binds(self) -> str:
         """What limits it, in words."""
+        if self.ttft is None:
+            return "nothing: every request was refused"
         if self.short_of_pages > 0.2:
             return "pages: requests wait for room in the KV cache"
         if self.interpreter > 0.8:
