@@ -87,18 +87,24 @@ class WorkloadSearch(Part):
 
 
 def service(config: LLMConfig, compiled: LLMPlan, times: CompiledTimes, replicas: int) -> SimulatedService:
-    """What a config deploys, on replicas of its slice."""
+    """What a config deploys, on so many replicas of its slice."""
+    routers = _routers(config, replicas)
     return SimulatedService(
         config=times.model.config,
         pages=compiled.pages,
         max_len=times.model.max_len,
         times=times,
-        host=host_times(text=not config.router_count),
+        host=host_times(text=not routers),
         replicas=replicas,
         dp_ranks=compiled.mesh["data"],
-        max_waiting=config.max_waiting * (config.router_count or replicas),
-        fronts=config.router_count or replicas,
+        max_waiting=config.max_waiting * (routers or replicas),
+        fronts=routers or replicas,
     )
+
+
+def _routers(config: LLMConfig, replicas: int) -> int:
+    """How many the config has with so many replicas."""
+    return config.model_copy(update={"min_replicas": replicas, "max_replicas": replicas}).router_count
 
 
 def plan_workload(config: LLMConfig, asked: Asked, tell: Tell = lambda _: None) -> WorkloadPlan:
@@ -106,8 +112,7 @@ def plan_workload(config: LLMConfig, asked: Asked, tell: Tell = lambda _: None) 
     assert config.slice is not None
     tell(f"compiling the programs of {config.model} for {config.slice}")
     compiled, times = compile_times(StepWorkload(engine_config(config), config.slice), correction())
-    replicas = asked.replicas or config.min_replicas
-    return _planned(config, asked, compiled, times, replicas, tell)
+    return _planned(config, asked, compiled, times, asked.replicas or config.min_replicas or 1, tell)
 
 
 def _planned(
@@ -229,14 +234,13 @@ def _fewest(
     def meets(replicas: int) -> bool:
         return bool(run(service(config, compiled, times, replicas), asked, tell)[0].meets)
 
-    high = 1
-    while high <= most and not meets(high):
-        high *= 2
-    low, high = high // 2, min(high, most)
-    if high > low and high == most and not meets(high):
+    if not most:
         return None
-    if high <= low:
-        return None
+    low, high = 0, 1
+    while not meets(high):
+        if high == most:
+            return None
+        low, high = high, min(2 * high, most)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if meets(middle) else (middle, high)
@@ -252,6 +256,8 @@ def plan_measured(config: LLMConfig, asked: Asked, tell: Tell = lambda _: None) 
     from apps.plan.simulation import measured, recording
 
     tell(f"loading {config.model}")
+    replicas = asked.replicas or config.min_replicas or 1
+    routers = _routers(config, replicas)
     engine, devices = recording.load(engine_config(config))
     try:
         times, host = measured.measure(engine, devices, asked.workload, tell)
@@ -261,11 +267,11 @@ def plan_measured(config: LLMConfig, asked: Asked, tell: Tell = lambda _: None) 
             pages=loop.executor.pages,
             max_len=sizes.max_model_len,
             times=times,
-            host=replace(host_times(text=not config.router_count), step_s=host.step_s, row_s=host.row_s),
-            replicas=asked.replicas or config.min_replicas,
+            host=replace(host_times(text=not routers), step_s=host.step_s, row_s=host.row_s),
+            replicas=replicas,
             dp_ranks=len(engine.loops),
-            max_waiting=config.max_waiting * (config.router_count or config.min_replicas),
-            fronts=config.router_count or config.min_replicas,
+            max_waiting=config.max_waiting * (routers or replicas),
+            fronts=routers or replicas,
         )
     finally:
         engine.shutdown()
