@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from apps.plan.calibration import FIGURES, Figure, correction, figures, spread
+from apps.plan.calibration import FIGURES, Figure, correction, figures, of_generation, spread
 
 PAGE = Path(__file__).parent.parent / "docs" / "gke" / "calibration.md"
 
@@ -79,7 +79,6 @@ def computed(figure: Figure) -> Figure:
 def written() -> str:
     """The page."""
     known = [figure for figure in figures() if figure.estimate is not None]
-    low, high = spread()
     lines = [
         "# Calibration",
         "",
@@ -90,9 +89,14 @@ def written() -> str:
         "ratio says how many times as long their run took as the estimate: theirs is another engine, so it holds what",
         "theirs does worse or better, too.",
         "",
-        f"The median of {len(known)} ratios is **{correction():.2f}**. `podslice plan` multiplies its estimates for a",
-        f"workload by it. Of the ratios over that, four in five are from {low:.2f} to {high:.2f}: take a corrected",
-        "figure for as sure as that.",
+        "`podslice plan` multiplies its estimates for a workload by the median of a generation's ratios, or of all",
+        "where there are fewer than three. Four in five figures lie within the spread, over that median: take a",
+        "corrected figure for as sure as that.",
+        "",
+        "| Generation | Figures | Median ratio | Spread |",
+        "|---|---|---|---|",
+        *(_row(generation) for generation in sorted({figure.slice.partition(":")[0] for figure in known})),
+        _row(None),
         "",
         "| Figure | Whose | Slice | Published | Estimate | Floor | Ratio | Over the floor |",
         "|---|---|---|---|---|---|---|---|",
@@ -112,6 +116,14 @@ def written() -> str:
     compilers = sorted({figure.compiler for figure in known})
     lines += ["", f"Compiled with {' and '.join(compilers)}.", ""]
     return "\n".join(lines)
+
+
+def _row(generation: str | None) -> str:
+    low, high = spread(generation)
+    own = [figure for figure in of_generation(None) if figure.slice.partition(":")[0] == generation]
+    count = len(own) if generation else len(of_generation(None))
+    name = generation or "all"
+    return f"| {name} | {count} | {correction(generation):.2f} | {low:.2f} to {high:.2f} |"
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 FIGURES = Path(__file__).parent / "figures.json"
+ENOUGH = 3
+"""Figures of a generation that have a median of their own."""
 WIDE = 0.1
 """Share of the figures beyond either end of the spread."""
 
@@ -59,17 +61,20 @@ def figures() -> tuple[Figure, ...]:
     return tuple(TypeAdapter(list[Figure]).validate_json(FIGURES.read_bytes()))
 
 
-def _ratios() -> list[float]:
-    return sorted(figure.ratio for figure in figures() if figure.estimate is not None)
+def of_generation(generation: str | None) -> list[Figure]:
+    """The figures that are known of a generation, or all where it has fewer than ENOUGH; None: all."""
+    known = [figure for figure in figures() if figure.estimate is not None]
+    own = [figure for figure in known if figure.slice.partition(":")[0] == generation]
+    return own if len(own) >= ENOUGH else known
 
 
-def correction() -> float:
+def correction(generation: str | None = None) -> float:
     """The median ratio: what an estimated step's time is multiplied by."""
-    return median(_ratios() or [1.0])
+    return median([figure.ratio for figure in of_generation(generation)] or [1.0])
 
 
-def spread() -> tuple[float, float]:
+def spread(generation: str | None = None) -> tuple[float, float]:
     """Of the ratios over their median: all but a tenth of them at either end."""
-    ratios, middle = _ratios() or [1.0], correction()
+    ratios, middle = sorted(figure.ratio for figure in of_generation(generation)) or [1.0], correction(generation)
     beyond = int(WIDE * len(ratios))
     return ratios[beyond] / middle, ratios[-1 - beyond] / middle

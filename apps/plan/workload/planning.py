@@ -111,7 +111,9 @@ def plan_workload(config: LLMConfig, asked: Asked, tell: Tell = lambda _: None) 
     """Compile a config's programs for its slice and run the workload on them. Raises what `PlannedModel.of` does."""
     assert config.slice is not None
     tell(f"compiling the programs of {config.model} for {config.slice}")
-    compiled, times = compile_times(StepWorkload(engine_config(config), config.slice), correction())
+    compiled, times = compile_times(
+        StepWorkload(engine_config(config), config.slice), correction(config.slice.generation)
+    )
     return _planned(config, asked, compiled, times, asked.replicas or config.min_replicas or 1, tell)
 
 
@@ -139,7 +141,7 @@ def _planned(
         estimate=served(replace(times, correction=1.0)) if also else None,
         floor=served(replace(times, correction=1.0, at_floor=True)) if also else None,
         correction=times.correction,
-        spread=spread(),
+        spread=spread(config.slice.generation),
         cost=None if price is None else _cost(chips, price, own),
         steps=compiled,
         moments=moments,
@@ -193,7 +195,7 @@ def search_workload(config: LLMConfig, asked: Asked, criteria: Criteria, tell: T
             tried += 1
             tell(f"compiling the programs of {config.model} for {candidate}")
             try:
-                compiled, times = compile_times(step_workload, correction())
+                compiled, times = compile_times(step_workload, correction(generation))
                 made = _fewest(there, asked, compiled, times, best, tell)
             except Exception as error:  # the compiler refuses some shapes; the next slice may work
                 refused[candidate] = str(error).strip().splitlines()[0][:160]
