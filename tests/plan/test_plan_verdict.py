@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel
 from typer.testing import CliRunner
 
-from apps.plan import commandline
+from apps.plan import answering, commandline
 from apps.plan.llm import planner as llm_planner
 from apps.plan.llm import search
 from apps.plan.llm.report import LLMPlan, MemoryOfChip, ServingRates, StepReport
@@ -116,7 +116,7 @@ def test_there_is_a_sign_of_life_at_once_and_while_it_compiles(
             wait_for([], r"compiling the second part: \d+ s")
         return made
 
-    monkeypatch.setattr(commandline, "ALIVE_S", 0.01)
+    monkeypatch.setattr(answering, "ALIVE_S", 0.01)
     monkeypatch.setattr(module, "search" if module is search else "plan", compiled)
     commandline.app(arguments, standalone_mode=False)
     assert len(capsys.readouterr().out.splitlines()) > 1
