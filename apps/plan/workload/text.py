@@ -52,8 +52,7 @@ def where(plan: WorkloadPlan) -> str:
 
 
 def asked(plan: WorkloadPlan) -> str:
-    served = plan.served
-    return f"{served.requests:,} requests of {plan.source}, {served.requests_per_s:.3g} a second"
+    return f"{plan.served.requests:,} requests of {plan.source}"
 
 
 def lines(plan: WorkloadPlan) -> Iterator[tuple[str, str]]:
