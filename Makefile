@@ -82,10 +82,6 @@ test-newest: $(NEWEST_STAMP) ## Run the quick tests with the newest Python that 
 		'import sys, jax; print("Python", sys.version.split()[0], "and jax", jax.__version__)')"
 	@. $(NEWEST_VENV)/bin/activate && python -m pytest $(PARALLEL) $(PYTEST_ARGS)
 
-.PHONY: newest-python
-newest-python:
-	@echo $(NEWEST_PYTHON)
-
 test-playground: $(PLAYGROUND_STAMP) ## Run the playground's tests in Chromium (install Debian's chromium first)
 	@echo "== running the playground's tests"
 	@. $(PLAYGROUND_VENV)/bin/activate && python -m pytest -m 'slow or not slow' tests/playground $(PYTEST_ARGS)

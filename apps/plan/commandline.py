@@ -69,7 +69,8 @@ def command(*kinds: type[Planned]) -> typer.Typer:
         With --trace or --prompt-tokens, also what a workload gets there. CONFIG may be such a plan of --json: it is
         made again, with the same options and those given.
         """
-        every = {option: value for option, value in locals().items() if option not in ("config", "json")}
+        # `kinds` is among the locals because this function uses it.
+        every = {option: value for option, value in locals().items() if option not in ("config", "json", "kinds")}
         given = {option: value for option, value in every.items() if value is not False and value not in (None, [])}
         try:
             made, show = answer(config, given, kinds)

@@ -1,12 +1,15 @@
 """`podslice plan` for a workload: what it refuses and how, and what it prints."""
 
 import json
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from apps.plan.commandline import app
+from apps.plan.workload import text
 from apps.plan.workload.planning import WorkloadPlan, WorkloadSearch
 
 LLAMA = "ray_configs.catalog.llama3_8b_v5e"
@@ -47,8 +50,8 @@ def test_pictures_have_no_such_workload() -> None:
 
 
 def test_a_file_that_is_no_plan(tmp_path: Path) -> None:
-    for text in ("[]", "{", '{"asked": {"config": "x"}}'):
-        (tmp_path / "plan.json").write_text(text)
+    for content in ("[]", "{", '{"asked": {"config": "x"}}'):
+        (tmp_path / "plan.json").write_text(content)
         done = CliRunner().invoke(app, [str(tmp_path / "plan.json")])
         assert (done.exit_code, "is no plan of a workload" in done.stderr) == (2, True), done.output
 
@@ -66,12 +69,17 @@ def test_a_config_without_a_slice_is_timed_here_first(tmp_path: Path) -> None:
         "--chart",
         str(chart),
     ]
-    done = CliRunner().invoke(app, arguments)
+    done = CliRunner().invoke(app, [*arguments, "--json"])
     assert done.exit_code == 0, done.output
     assert "timing steps of 4 requests at a time" in done.stderr
+    plan = WorkloadPlan.model_validate_json(done.stdout)
+    assert plan.asked is not None and plan.asked.options["concurrency"] == 4 and "kinds" not in plan.asked.options
+    console = Console(width=120, file=StringIO())
+    text.show(plan, console)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
     for line in ("podslice-demo on one replica like this machine: 40 requests", "first token", "met: ttft 99 s"):
-        assert line in done.stdout
-    assert "measured on this machine" in done.stdout and chart.read_text().startswith("<svg")
+        assert line in shown
+    assert "measured on this machine" in shown and chart.read_text().startswith("<svg")
 
 
 @pytest.mark.tpu_compile
