@@ -12,7 +12,7 @@ from apps.plan.llm.kernel import LayerKernel
 from apps.plan.llm.planner import PlannedModel, Workload, assembled, measured_at
 from apps.plan.llm.program import MeasuredStep
 from apps.plan.llm.report import LLMPlan
-from apps.plan.measured import KernelCost, run_time
+from apps.plan.measured import run_time
 from apps.plan.simulation.timing import StepCost
 from ray_configs.tpu.peaks import Peaks
 
@@ -57,11 +57,8 @@ class CompiledTimes:
             if self.at_floor:
                 hbm += reading  # operations on masked positions, which the kernel computes too, are no floor
                 continue
-            computing = max(flops / peaks.flops_per_s, cycles / peaks.cycles_per_s if peaks.cycles_per_s else 0.0)
-            if reading >= computing:
-                hbm += reading
-            else:
-                compute += computing
+            more_hbm, more_compute = _split(reading, _computing(flops, cycles, peaks))
+            hbm, compute = hbm + more_hbm, compute + more_compute
         if self.at_floor:
             parts = hbm, compute, ici
             longest = parts.index(max(parts))
@@ -96,7 +93,9 @@ class CompiledTimes:
         measured = measured_at(model, self.decode, self.prefill, shape)
         time = run_time(measured, [mixture], self.peaks)
         hbm, compute = _split(time.xla_hbm, time.compiler or 0.0)
-        more_hbm, more_compute = _split(mixture.hbm_bytes / self.peaks.hbm_bytes_per_s, _computing(mixture, self.peaks))
+        more_hbm, more_compute = _split(
+            mixture.hbm_bytes / self.peaks.hbm_bytes_per_s, _computing(mixture.flops, mixture.cycles, self.peaks)
+        )
         return CompiledShape(
             StepCost(hbm + more_hbm, compute + more_compute, time.ici),
             StepCost(time.hbm, time.compute, time.ici),
@@ -109,8 +108,8 @@ def _split(reading: float, computing: float) -> tuple[float, float]:
     return (reading, 0.0) if reading >= computing else (0.0, computing)
 
 
-def _computing(cost: KernelCost, peaks: Peaks) -> float:
-    return max(cost.flops / peaks.flops_per_s, cost.cycles / peaks.cycles_per_s if peaks.cycles_per_s else 0.0)
+def _computing(flops: float, cycles: float, peaks: Peaks) -> float:
+    return max(flops / peaks.flops_per_s, cycles / peaks.cycles_per_s if peaks.cycles_per_s else 0.0)
 
 
 def compile_times(workload: Workload, correction: float = 1.0) -> tuple[LLMPlan, CompiledTimes]:

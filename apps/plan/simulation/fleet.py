@@ -240,8 +240,7 @@ class Simulation:
         assert member is not None  # there is a replica
         member.journeys[number] = journey
         fate.replica = self._members.index(member)
-        seq = sequence(number, arrival.prompt, arrival.answer, names, request)
-        cast(SimulatedReplica, member.engine).add(seq, now)
+        cast(SimulatedReplica, member.engine).add(sequence(request, names), now)
 
     @property
     def _waiting(self) -> int:

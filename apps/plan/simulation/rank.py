@@ -21,7 +21,6 @@ class InFlight(NamedTuple):
     """A step that was launched and not read."""
 
     ends: float
-    rows: int
     samples: list[Sequence]  # those whose next token it computes
 
 
@@ -125,9 +124,8 @@ class SimulatedRank:
             cost = self._times.cost(decodes, chunks, self._since)
             self._since = 0 if chunks else min(self._since + 1, self._times.remembers)
             self._spend(cost, 1)
-            rows = len(work)
-            ends = self._launch(cost.seconds, rows)
-            self._pending = InFlight(ends, rows, [item.seq for item in work if item.samples])
+            ends = self._launch(cost.seconds, len(work))
+            self._pending = InFlight(ends, [item.seq for item in work if item.samples])
         if pending is not None:
             self._read(pending.ends, len(pending.samples))
             for seq in pending.samples:
@@ -167,7 +165,7 @@ class SimulatedRank:
                         self._begun.add(seq)
                         self._told.began(seq, self.clock)
             steps += 1
-        self._pending = InFlight(ends, rows, list(running))
+        self._pending = InFlight(ends, list(running))
         advance(self.scheduler, steps)
         middle = (steps - 1) / (2 * (most - 1))
         self._spend(StepCost(*(low + (high - low) * middle for low, high in zip(first, last))), steps)
@@ -207,16 +205,12 @@ def _parts(work: list[Work]) -> tuple[list[int], list[tuple[int, int]]]:
     return decodes, chunks
 
 
-def sequence(
-    number: int, prompt: int, answer: int, names: list[bytes], request: TokenRequest | None = None
-) -> Sequence:
+def sequence(request: TokenRequest, names: list[bytes]) -> Sequence:
     """A request's sequence, whose tokens are all alike; its pages have the names given, prompt and answer.
 
     Args:
         names: for every page that it will fill.
     """
-    if request is None:
-        request = TokenRequest(id=number, prompt_ids=(0,) * prompt, limit=prompt + answer)
-    made = Sequence(request, number, prompt + answer, [0] * prompt, prompt)
+    made = Sequence(request, request.id, request.limit, list(request.prompt_ids), len(request.prompt_ids))
     made.hashes = names
     return made

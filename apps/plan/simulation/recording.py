@@ -2,11 +2,10 @@
 
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from apps.arrays.layout import Devices, Layout
+from apps.arrays.layout import Layout
 from apps.llm.api import Sampling, TokenOutput, TokenRequest
 from apps.llm.engine.engine import JaxEngine
 from apps.llm.engine.execute.local import LocalDevices
@@ -76,9 +75,6 @@ class TimedDevices(LocalDevices):
         self.executors = [TimedExecutor(executor) for executor in super().load(config, model, layout)]
         return self.executors
 
-    def devices(self, config: EngineConfig) -> Devices:
-        return super().devices(config)
-
 
 def load(config: EngineConfig) -> tuple[JaxEngine, TimedDevices]:
     """An engine as it serves, without drafts: these hang on the text. Raises what `JaxEngine.load` does."""
@@ -86,9 +82,7 @@ def load(config: EngineConfig) -> tuple[JaxEngine, TimedDevices]:
     return JaxEngine.load(config.model_copy(update={"speculation": "off"}), tokenizer_of, devices), devices
 
 
-def serve(
-    engine: TokenEngine, workload: Trace, salt: str = "", tell: Callable[[int], None] = lambda _: None
-) -> list[Fate]:
+def serve(engine: TokenEngine, workload: Trace, salt: str = "") -> list[Fate]:
     """Have an engine serve a workload, in time, and say what became of it. Blocks until the last answer is done.
 
     Prompts are of random tokens, equal where blocks are equal. Answers are as long as asked for.
@@ -96,12 +90,12 @@ def serve(
     Args:
         salt: nothing is found in the prefix cache that another run has left there, with another one.
     """
-    return _Serving(engine, workload, salt, tell).run()
+    return _Serving(engine, workload, salt).run()
 
 
 class _Serving:
-    def __init__(self, engine: TokenEngine, workload: Trace, salt: str, tell: Callable[[int], None]):
-        self._engine, self._workload, self._salt, self._tell = engine, workload, salt, tell
+    def __init__(self, engine: TokenEngine, workload: Trace, salt: str):
+        self._engine, self._workload, self._salt = engine, workload, salt
         self._lock = threading.Condition()
         self._fates = [Fate(arrival.at_s, arrival.prompt, arrival.answer) for arrival in workload.arrivals]
         self._left = len(self._fates)
@@ -149,7 +143,6 @@ class _Serving:
                 with self._lock:
                     self._left, self._room = self._left - 1, self._room + 1
                     self._lock.notify()
-                self._tell(len(self._fates) - self._left)
 
 
 def prompt_tokens(arrival: TraceRequest, number: int, vocab: int) -> tuple[int, ...]:

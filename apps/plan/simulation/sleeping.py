@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from apps.arrays.layout import Devices, Layout
+from apps.arrays.layout import Layout
 from apps.llm.api import TOP_LOGPROBS
 from apps.llm.engine.execute.local import LocalDevices
 from apps.llm.engine.execute.step import HostStep, StepShape
@@ -57,9 +57,6 @@ class SleepingDevices(LocalDevices):
 
     def __init__(self, times: StepClock, pages: int, skips_padding: bool):
         self._times, self._pages, self._skips = times, pages, skips_padding
-
-    def devices(self, config: EngineConfig) -> Devices:
-        return super().devices(config)
 
     def load(self, config: EngineConfig, model: Model, layout: Layout) -> Any:
         of_rank = layout.of_dp_rank(config)

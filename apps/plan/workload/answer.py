@@ -10,8 +10,6 @@ from pydantic import Field
 from apps.plan.report import Part
 from apps.plan.simulation.fleet import Fate, Simulation
 
-MILLION = 1_000_000
-
 
 class Slo(Part):
     """What a request must keep to count as good, and how many requests must be good."""
