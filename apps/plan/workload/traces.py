@@ -23,11 +23,8 @@ MOONCAKE_BLOCK, BAILIAN_BLOCK = 512, 16
 AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
-def read(path: Path, block_tokens: int | None = None) -> Trace:
+def read(path: Path) -> Trace:
     """The requests of a file, from the first one on.
-
-    Args:
-        block_tokens: of a hashed block, where a file has others than its format's.
 
     Raises:
         ValueError: with the line that is none of a trace.
@@ -40,7 +37,7 @@ def read(path: Path, block_tokens: int | None = None) -> Trace:
                 first = file.readline()
             file.seek(0)
             reader = _json_lines if first.lstrip().startswith("{") else _azure
-            arrivals = list(reader(file, block_tokens)) if first else []
+            arrivals = list(reader(file)) if first else []
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is no text: {error}") from error
     except _NoRequest as error:
@@ -70,14 +67,14 @@ def _lines(file: Iterable[str], parse: Callable[[str], Any]) -> Iterator[tuple[i
                 raise _NoRequest(f"line {number}: no request of a trace ({type(error).__name__}: {error})") from error
 
 
-def _json_lines(file: Iterable[str], block_tokens: int | None) -> Iterator[TraceRequest]:
+def _json_lines(file: Iterable[str]) -> Iterator[TraceRequest]:
     sessions: dict[str, TraceRequest] = {}  # the latest of each
     entries = [(number, entry) for number, entry in _lines(file, _object)]
     bailian = any("chat_id" in entry for _, entry in entries)
     answers = _answers_of_parents([entry for _, entry in entries]) if bailian else {}
     for number, entry in entries:
         try:
-            arrival = _bailian(entry, block_tokens, answers) if bailian else _mooncake(entry, block_tokens, sessions)
+            arrival = _bailian(entry, answers) if bailian else _mooncake(entry, sessions)
         except (ValueError, TypeError, KeyError, OverflowError) as error:
             raise _NoRequest(f"line {number}: no request of a trace ({type(error).__name__}: {error})") from error
         if arrival.session:
@@ -92,16 +89,15 @@ def _object(line: str) -> dict[str, Any]:
     return entry
 
 
-def _mooncake(entry: dict[str, Any], block_tokens: int | None, sessions: dict[str, TraceRequest]) -> TraceRequest:
+def _mooncake(entry: dict[str, Any], sessions: dict[str, TraceRequest]) -> TraceRequest:
     if "input_length" not in entry and ("text_input" in entry or "messages" in entry):
         raise ValueError("it has a text and no `input_length`: count its tokens with the model's tokenizer first")
     session = str(entry.get("session_id", ""))
     before = sessions.get(session) if session else None
-    size = block_tokens or MOONCAKE_BLOCK
     blocks = tuple(map(int, entry.get("hash_ids") or ()))
     if before is None:
         at = float(entry["timestamp"]) / 1000
-        return _arrival(at, entry["input_length"], entry["output_length"], blocks, size, session)
+        return _arrival(at, entry["input_length"], entry["output_length"], blocks, MOONCAKE_BLOCK, session)
     waits = "timestamp" not in entry
     delay = float(entry.get("delay") or 0) / 1000
     at = before.at_s if waits else float(entry["timestamp"]) / 1000
@@ -110,10 +106,9 @@ def _mooncake(entry: dict[str, Any], block_tokens: int | None, sessions: dict[st
     return replace(made, after_s=delay if waits else None, goes_on=True)
 
 
-def _bailian(entry: dict[str, Any], block_tokens: int | None, answers: dict[Any, tuple[int, ...]]) -> TraceRequest:
+def _bailian(entry: dict[str, Any], answers: dict[Any, tuple[int, ...]]) -> TraceRequest:
     blocks = answers.get(entry["chat_id"]) or tuple(map(int, entry.get("hash_ids") or ()))
-    size = block_tokens or BAILIAN_BLOCK
-    return _arrival(float(entry["timestamp"]), entry["input_length"], entry["output_length"], blocks, size, "")
+    return _arrival(float(entry["timestamp"]), entry["input_length"], entry["output_length"], blocks, BAILIAN_BLOCK, "")
 
 
 def _answers_of_parents(entries: list[dict[str, Any]]) -> dict[Any, tuple[int, ...]]:
@@ -128,7 +123,7 @@ def _answers_of_parents(entries: list[dict[str, Any]]) -> dict[Any, tuple[int, .
     return longer
 
 
-def _azure(file: Iterable[str], block_tokens: int | None) -> Iterator[TraceRequest]:
+def _azure(file: Iterable[str]) -> Iterator[TraceRequest]:
     rows = csv.DictReader(file)
     if missing := [name for name in AZURE if name not in (rows.fieldnames or ())]:
         raise _NoRequest(f"line 1: neither JSON nor a CSV with {', '.join(AZURE)}: {', '.join(missing)} missing")
