@@ -138,25 +138,51 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {  # name -> transformers' cla
         "Gemma4Text",
         GEMMA4 | {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 3, "moe_intermediate_size": 32},
     ),
+    "muse_glimmer": (
+        "MuseGlimmer",
+        {
+            "head_dim": 32,
+            "num_hidden_layers": 5,
+            "sliding_window": 40,
+            "pad_token_id": 0,
+            "final_logit_softcapping": 1.0,  # low, so that logits reach it
+            "rope_parameters": THETA_5E5,
+            "rms_norm_eps": 0.05,
+            "post_norm_eps": 0.3,  # these, so large that they can be told apart
+        },
+    ),
 }
+VISION = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+VISION |= {"patch_size": 4, "pos_emb_height": 4, "pos_emb_width": 4, "max_position_embeddings": 16}
+BESIDE = {"MuseGlimmer": {"vision_config": VISION, "out_hidden_size": 128, "projector_hidden_size": 16}}
+"""What the configs of classes with a vision tower have beside their text's; these have none for text alone."""
 
 
 VARYING = "norm.weight", "norm_1.weight", "norm_2.weight", "layer_scalar", "router.scale", "per_expert_scale"
 """Parameters near one, or near zero in the first Gemmas."""
 
 
+def config_of(family: str, **changes: Any) -> transformers.PreTrainedConfig:
+    kind, differences = FAMILIES[family]
+    text = SIZES | differences | changes
+    return getattr(transformers, f"{kind}Config")(**({"text_config": text} | BESIDE[kind] if kind in BESIDE else text))
+
+
 def make(family: str, seed: int = 0, **changes: Any) -> transformers.PreTrainedModel:
     """A float32 model in which every weight matters: matrices keep the signal's size, norms and biases vary."""
-    kind, differences = FAMILIES[family]
-    config = getattr(transformers, f"{kind}Config")(**(SIZES | differences | changes))
+    config = config_of(family, **changes)
     config._attn_implementation = "eager"  # the other implementations leave soft caps out
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with_tower = FAMILIES[family][0] in BESIDE
+    auto = transformers.AutoModelForImageTextToText if with_tower else transformers.AutoModelForCausalLM
+    model = auto.from_config(config, dtype=torch.float32).eval()
     random = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in [*model.named_parameters(), *_scalars(model)]:
             noise = torch.randn(weight.shape, generator=random)
             if name.endswith(VARYING):
-                weight.copy_(noise * 0.3 + (0.0 if "gemma" in family and "gemma4" not in family else 1.0))
+                first_gemmas = "gemma" in family and "gemma4" not in family
+                around_zero = first_gemmas or (family == "muse_glimmer" and name.endswith("layernorm.weight"))
+                weight.copy_(noise * 0.3 + (0.0 if around_zero else 1.0))
             elif name.endswith("experts.down_proj"):  # Gemma 4's: of their width, not of the model's
                 weight.copy_(noise * weight.shape[-1] ** -0.5)
             elif name.endswith("sinks"):

@@ -36,6 +36,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "gemma4": {},
     "gemma4_moe": {},
     "gemma4_e": {},
+    "muse_glimmer": {"num_attention_heads": 8},
 }
 
 
@@ -95,6 +96,7 @@ def assert_same(found: list[list[Any]], expected: list[list[Any]]) -> None:
         pytest.param("gemma4", DEVICES, marks=pytest.mark.long),
         pytest.param("gemma4_moe", DEVICES, marks=pytest.mark.slow),
         pytest.param("gemma4_e", DEVICES, marks=pytest.mark.slow),
+        pytest.param("muse_glimmer", DEVICES, marks=pytest.mark.slow),
     ],
 )
 def test_two_hosts_give_the_answers_of_one_process(

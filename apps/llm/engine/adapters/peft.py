@@ -53,6 +53,7 @@ RANGES = {
 """The config's numbers. Scales beyond these are no training's: with them a product overflows."""
 LARGEST = 1e18
 """Of a matrix' numbers, times the adapter's scale: the product of two larger ones is infinite in float32."""
+GATE = "self_attn.gate_proj"
 CHANGES_BASE = ("pissa", "olora", "corda", "loftq")
 """Starts of `init_lora_weights` that also change the base's own weights."""
 
@@ -194,7 +195,8 @@ class PeftAdapter:
             np.repeat(pair.b.reshape(rank, -1, dim), heads.repeat, axis=1).reshape(1, rank, -1) for pair in shared
         ]
         qkv = LowRank(np.stack([q.a, *(pair.a for pair in shared)]), np.concatenate([queries, *repeated]))
-        return {"qkv": qkv, "out": _stacked(self._pair(layer, "self_attn.o_proj", rank))}
+        made = {"qkv": qkv, "out": _stacked(self._pair(layer, "self_attn.o_proj", rank))}
+        return made | ({"gate": _stacked(self._pair(layer, GATE, rank))} if attention.gated else {})
 
     def _mlp(self, layer: int, mlp: Mlp, rank: int) -> Adapted:
         into = _stacked(*self._pairs(layer, "mlp.gate_up_proj", _into(mlp), mlp.fused, rank))
@@ -234,6 +236,8 @@ def _targets(spec: LayerSpec, hidden: int) -> dict[str, tuple[int, int]]:
         into = {"self_attn.qkv_proj": sum(into.values())}
     if mlp is not None:
         into |= {"mlp.gate_up_proj": 2 * mlp.width} if mlp.fused else _into(mlp)
+    if attention.gated:
+        into[GATE] = attention.num_heads * attention.head_dim
     found = {name: (hidden, out) for name, out in into.items()}
     found["self_attn.o_proj"] = attention.num_heads * attention.head_dim, hidden
     return found if mlp is None else found | {"mlp.down_proj": (mlp.width, hidden)}

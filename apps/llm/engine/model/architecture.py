@@ -25,7 +25,9 @@ class Architecture:
     tied_embeddings: bool
     sinusoids: bool = False  # added to the embeddings
     scaled_embeddings: bool = False  # embeddings times sqrt(hidden_size) (Gemma)
+    embedding_norm: Norm | None = None  # of the embeddings, without a weight (Muse Glimmer)
     head_bias: bool = False  # on the logits
+    logit_scale: float = 1.0  # multiplies the logits, before they are capped
     final_softcap: float | None = None  # cap * tanh(logits / cap)
     eos_token_ids: tuple[int, ...] = ()
     labels: int = 0  # of a classifier, whose matrix takes the place of the head's first rows; 0: the head is a head

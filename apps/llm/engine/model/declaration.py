@@ -57,13 +57,18 @@ class _Declaration:
         return params
 
     def norms(self, spec: LayerSpec, layer: str) -> Params:
-        names = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}  # as Llama calls them
-        if spec.post_norms:
-            names |= {"post_attention_norm": "post_attention_layernorm", "mlp_norm": "pre_feedforward_layernorm"}
-            names |= {"post_mlp_norm": "post_feedforward_layernorm"}
+        # As Llama calls them: where there are others after each part, theirs is the name of the second.
+        post = spec.post_norm
+        names = {
+            "attention_norm": (spec.norm, "input_layernorm"),
+            "mlp_norm": (spec.norm, "pre_feedforward_layernorm" if post else "post_attention_layernorm"),
+        }
+        if post is not None:
+            names["post_attention_norm"] = post, "post_attention_layernorm"
+            names["post_mlp_norm"] = post, "post_feedforward_layernorm"
         params: Params = {}
-        for key, name in names.items():
-            params |= stream_norm(spec.norm, key, f"{layer}.{name}", self.arch.hidden_size)
+        for key, (norm, name) in names.items():
+            params |= stream_norm(norm, key, f"{layer}.{name}", self.arch.hidden_size)
         return params
 
     def layer_embeddings(self) -> Params:

@@ -94,10 +94,10 @@ class Decoder:
         mixer = mixer_of(spec.mixer, self.arch.hidden_size, self.split)
         y = step.whole(_norm(spec, x, layer, "attention_norm"))
         y, state, seen = mixer.apply(y, layer, state, given.shared, given.scales, step)
-        x = x + (_norm(spec, y, layer, "post_attention_norm") if spec.post_norms else y)
+        x = x + _post_norm(spec, y, layer, "post_attention_norm")
 
         y = self._feed_forward(spec, x, layer, step)
-        x = x + (_norm(spec, y, layer, "post_mlp_norm") if spec.post_norms else y)
+        x = x + _post_norm(spec, y, layer, "post_mlp_norm")
 
         if spec.inputs is not None:
             assert given.extra is not None  # as this layer takes them
@@ -116,6 +116,8 @@ class Decoder:
         """The first layer's input, `[T, hidden]`."""
         arch = self.arch
         x = rows(params["embed"], tokens, self.dtype, self.mesh, step.by_token)
+        if arch.embedding_norm is not None:
+            x = norm(arch.embedding_norm, x)
         if arch.scaled_embeddings:
             # The factor is rounded to the model's type first, as in the reference.
             x = x * jnp.asarray(arch.hidden_size**0.5, self.dtype)
@@ -142,6 +144,8 @@ class Decoder:
         """`[rows, hidden]` -> `[rows, vocab]` float32; `num_rows` as `product` takes it."""
         head = params["embed"] if self.arch.tied_embeddings else params["lm_head"]
         logits = product(self.final(params, hidden), head, self.mesh, params.get("lm_head_bias"), num_rows)
+        if self.arch.logit_scale != 1:
+            logits = logits * self.arch.logit_scale
         if self.arch.final_softcap is not None:
             logits = self.arch.final_softcap * jnp.tanh(logits / self.arch.final_softcap)
         return logits
@@ -154,3 +158,8 @@ class Decoder:
 def _norm(spec: LayerSpec, x: jax.Array, layer: Params, key: str) -> jax.Array:
     """One of a layer's norms."""
     return norm(spec.norm, x, layer[key], layer.get(f"{key}_bias"))
+
+
+def _post_norm(spec: LayerSpec, y: jax.Array, layer: Params, key: str) -> jax.Array:
+    """What a part of a layer adds to the hidden states, normed where the layer has norms for it."""
+    return y if spec.post_norm is None else norm(spec.post_norm, y, layer[key], layer.get(f"{key}_bias"))

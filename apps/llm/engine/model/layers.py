@@ -21,6 +21,7 @@ class Norm:
     kind: Literal["rms", "layer"] = "rms"
     plus_one: bool = False  # multiplies by 1 + weight (Gemma 1 to 3)
     wide: bool = False  # multiplies by the weight in float32 (Gemma 4)
+    weighted: bool = True  # False: multiplies by nothing
 
     @property
     def wide_weight(self) -> bool:
@@ -47,7 +48,8 @@ class Attention:
     rope: Rope | None = None  # None: queries and keys are not rotated
     softcap: float | None = None  # cap * tanh(scores / cap)
     qk_norm: Norm | None = None  # over each head of q and k (Qwen3, Gemma 3 and 4)
-    value_norm: Norm | None = None  # without a weight, over each head of v (Gemma 4)
+    value_norm: Norm | None = None  # over each head of v (Gemma 4)
+    gated: bool = False  # each number of the heads' outputs is multiplied by a sigmoid gate (Muse Glimmer)
     bias: bool = False  # on q, k and v
     output_bias: bool = False
     sinks: bool = False  # each query head has a learned score beside those of the keys (gpt-oss)
@@ -65,7 +67,8 @@ class Attention:
     @property
     def rows(self) -> int:
         """Rows of its matrices, each of hidden_size numbers."""
-        return self.head_dim * (2 * self.num_heads + self.kv_projections * self.num_kv_heads)
+        queries = (3 if self.gated else 2) * self.num_heads
+        return self.head_dim * (queries + self.kv_projections * self.num_kv_heads)
 
     def may_read(self, other: "Mixer") -> bool:
         """Whether it can attend to another layer's cache, where it has none of its own."""
@@ -137,7 +140,7 @@ class LayerSpec:
     mixer: Mixer
     feed_forward: FeedForward
     norm: Norm
-    post_norms: bool = False  # also after the mixer and the feed-forward network (Gemma 2 to 4)
+    post_norm: Norm | None = None  # also after the mixer and the feed-forward network (Gemma 2 to 4)
     inputs: LayerInput | None = None
     scalar: bool = False  # its output is multiplied by a number (Gemma 4)
 

@@ -16,7 +16,7 @@ from tests.llm.engine.model.test_models import worst_error
 def main(family: str, devices: int, folder: Path) -> None:
     model = tiny_models.make(family)
     base = tiny_models.save(model, folder / "base")
-    peft = making.save_adapter(model, folder / "adapter", r=4, lora_alpha=8, target_modules=list(targets(family)))
+    peft = making.save_adapter(model, folder / "adapter", r=4, lora_alpha=8, target_modules=targets(family))
     stepper = adapted(base, folder / "adapter", str(folder / "cache"), tensor_parallel=devices)
     assert stepper.executor.mesh.size == devices
     print(worst_error(stepper, making.merged(peft)))

@@ -15,6 +15,7 @@ from tests.llm.engine.model.test_models import IDS, Stepper, worst_error
 
 FAMILIES = (
     "llama2", "llama3.2", "mistral", "phi3", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "gemma4", "gemma4_e",
+    "muse_glimmer",
 )  # fmt: skip
 RANK = 8
 
@@ -30,8 +31,11 @@ def adapted(base: Path, adapter: Path, compile_cache: str, **settings: Any) -> S
     return stepper
 
 
-def targets(family: str) -> tuple[str, ...]:
-    return making.FUSED if family == "phi3" else making.ATTENTION + making.MLP
+def targets(family: str) -> list[str] | str:
+    """What PEFT adapts: names, or a pattern, where there is a vision tower that has the same ones."""
+    if family == "muse_glimmer":
+        return rf".*language_model\..*\.({'|'.join(making.ATTENTION + making.MLP)})"
+    return list(making.FUSED if family == "phi3" else making.ATTENTION + making.MLP)
 
 
 @pytest.mark.slow
@@ -39,13 +43,16 @@ def targets(family: str) -> tuple[str, ...]:
 def test_logits_are_those_of_the_merged_model(family: str, tmp_path: Path, compile_cache: str) -> None:
     model = tiny_models.make(family)
     base = tiny_models.save(model, tmp_path / "base")
-    peft = making.save_adapter(model, tmp_path / "adapter", r=RANK, lora_alpha=16, target_modules=list(targets(family)))
+    peft = making.save_adapter(model, tmp_path / "adapter", r=RANK, lora_alpha=16, target_modules=targets(family))
     assert worst_error(Stepper(base, compile_cache), making.merged(peft)) > 0.05  # the adapter changes the answer
     assert worst_error(adapted(base, tmp_path / "adapter", compile_cache), making.merged(peft)) <= 1e-4
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("family", "devices"), [("llama2", 2), ("llama2", 4), ("phi3", 2), ("gemma", 2), ("gemma", 4)])
+@pytest.mark.parametrize(
+    ("family", "devices"),
+    [("llama2", 2), ("llama2", 4), ("phi3", 2), ("gemma", 2), ("gemma", 4), ("muse_glimmer", 2)],
+)
 def test_logits_on_several_devices(family: str, devices: int, tmp_path: Path) -> None:
     """Gemma's one key/value head is repeated for each device; four devices split a chunk's tokens."""
     program = [sys.executable, "-m", "tests.llm.engine.adapters.sharded_adapter", family, str(devices), str(tmp_path)]

@@ -88,6 +88,16 @@ def test_the_same_logits_of_experts_that_the_devices_do_not_divide(tmp_path: Pat
     assert found["shards"]["experts_out"] == [3 * 64, 256], "three for two devices: half of 288, filled up"
 
 
+@pytest.mark.parametrize("kind", ["float32", "int8"])
+def test_the_same_logits_of_gated_attention(kind: str, tmp_path: Path) -> None:
+    """Each device's heads have their gates there."""
+    tiny_models.save(tiny_models.make("muse_glimmer"), tmp_path)
+    tiny_models.save_tokenizer(tmp_path)
+    found = loaded(tmp_path, kind)
+    assert found["error"] < (1e-5 if kind == "float32" else 1e-2)
+    assert found["rows"]["model.layers.0.self_attn.gate_proj.weight"] == 4 * 32, "each row once, over all devices"
+
+
 def test_the_same_logits_of_fused_tensors(tmp_path: Path) -> None:
     tiny_models.save(tiny_models.make("phi3"), tmp_path)
     tiny_models.save_tokenizer(tmp_path)

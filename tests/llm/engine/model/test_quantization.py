@@ -42,10 +42,12 @@ EACH: Choices = (
     ({"quantize_kv_cache": "int8"}, 0.03),
     ({"quantize_kv_cache": "fp8"}, 0.06),
 )
-SENSITIVE = {"gemma4": 3.5, "gemma4_e": 5.0}
-"""Times the bounds: attention scores have no scale, so with random weights they are large, and errors in them count
-more. With queries a quarter as large the error is a quarter to a third. transformers' own models, with their matrices
-rounded to int8 alike, are 7 and 11 % off."""
+SENSITIVE = {"gemma4": 3.5, "gemma4_e": 5.0, "muse_glimmer": 3.0}
+"""Times the bounds: attention scores have no scale, or a large one, so with random weights they are large, and errors
+in them count more. With queries a quarter as large the error is a quarter to a third. transformers' own models, with
+their matrices rounded to int8 alike, are 7, 11 and 6 % off."""
+
+SLOW = "gemma2", "gemma3", "gemma4", "gemma4_e", "muse_glimmer"
 
 
 @pytest.mark.parametrize(
@@ -53,7 +55,7 @@ rounded to int8 alike, are 7 and 11 % off."""
     [
         ("llama3", BOTH),
         pytest.param("llama3", EACH, marks=pytest.mark.slow),
-        *(pytest.param(f, BOTH + EACH, marks=pytest.mark.slow) for f in ("gemma2", "gemma3", "gemma4", "gemma4_e")),
+        *(pytest.param(f, BOTH + EACH, marks=pytest.mark.slow) for f in SLOW),
     ],
 )
 def test_logits_stay_close(family: str, choices: Choices, tmp_path: Path, compile_cache: str) -> None:

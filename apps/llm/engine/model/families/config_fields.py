@@ -70,6 +70,10 @@ FIELDS = {
     "attn_logit_softcapping": real(1e-3, 1e9),
     "final_logit_softcapping": real(1e-3, 1e9),
     "swiglu_limit": real(1e-3, 1e9),
+    "layer_rope_theta": real(0, 1e15, "0: no rotation", many=True),
+    "post_norm_eps": real(0, 1),
+    "qk_scale_factor": real(1e-6, 1e6),
+    "output_multiplier": real(1e-9, 1e9),
     "num_labels": Range(0, 2**20),
     "eos_token_id": EOS,
 }

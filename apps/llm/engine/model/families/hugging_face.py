@@ -1,7 +1,8 @@
 """Reads the architecture of a checkpoint's decoder from its Hugging Face config.json.
 
 Sources: the config classes and modeling files of transformers for llama, mistral, mixtral, phi3, qwen2, qwen2_moe,
-qwen3, qwen3_moe, gemma, gemma2, gemma3 and gpt_oss; `gemma4` describes Gemma 4's, `defaults` what a file leaves out.
+qwen3, qwen3_moe, gemma, gemma2, gemma3 and gpt_oss; `gemma4` and `muse_glimmer` describe theirs, `defaults` what a file
+leaves out.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from apps.llm.engine.model.architecture import Architecture
-from apps.llm.engine.model.families import config_fields, defaults, gemma4
+from apps.llm.engine.model.families import config_fields, defaults, gemma4, muse_glimmer
 from apps.llm.engine.model.families.config_fields import check_fields, check_together
 from apps.llm.engine.model.layers import Activation, Attention, Experts, LayerSpec, Mlp, Norm
 from apps.llm.engine.model.rope import UnsupportedModel, ropes
@@ -17,13 +18,14 @@ from apps.llm.engine.model.rope import UnsupportedModel, ropes
 FAMILIES = (
     *("llama", "mistral", "mixtral", "mistral3", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
     *("gemma", "gemma2", "gemma3", "gemma3_text", "gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"),
-    "gpt_oss",
+    *("gpt_oss", "muse_glimmer"),
 )
 WITH_TOWER = {
     "gemma3": "gemma3_text",
     "gemma4": "gemma4_text",
     "gemma4_unified": "gemma4_unified_text",
     "mistral3": "mistral",
+    "muse_glimmer": "muse_glimmer_text",
 }
 """Families with towers for other media, which are not loaded, and their decoder's where its config does not say it."""
 DENSE = {"mixtral": "mistral", "qwen2_moe": "qwen2", "qwen3_moe": "qwen3"}
@@ -58,6 +60,8 @@ def _from_hf_config(config: Mapping[str, Any], generation: Mapping[str, Any] | N
             raise UnsupportedModel("config.json: use_bidirectional_attention is not supported: the model is an encoder")
     if family.startswith("gemma4"):
         config, family = gemma4.completed(config, family), "gemma4"
+    if family == "muse_glimmer_text":
+        config, family = muse_glimmer.completed(config), "muse_glimmer"
 
     def need(name: str, default: Any = None) -> Any:
         value = config.get(name, default)
@@ -69,7 +73,7 @@ def _from_hf_config(config: Mapping[str, Any], generation: Mapping[str, Any] | N
     labels = config_fields.labels(config)
     ends = (generation or {}).get("eos_token_id")
     capped = family in ("gemma2", "gemma3", "gemma4")
-    return Architecture(
+    arch = Architecture(
         family=DENSE.get(family, family),
         vocab_size=need("vocab_size"),
         hidden_size=need("hidden_size"),
@@ -86,6 +90,7 @@ def _from_hf_config(config: Mapping[str, Any], generation: Mapping[str, Any] | N
         labels=labels,
         answers=tuple(config.get("classifier_from_token") or ()) or None,
     )
+    return muse_glimmer.described(arch, config) if family == "muse_glimmer" else arch
 
 
 def _layers(config: Mapping[str, Any], family: str, need: Need) -> tuple[int, tuple[LayerSpec, ...]]:
@@ -103,12 +108,13 @@ def _layers(config: Mapping[str, Any], family: str, need: Need) -> tuple[int, tu
     windows = config_fields.windows(config, family, len(sparse), context)
     mlp_bias = bool(config.get("mlp_bias", False)) and family == "llama"
     mlp = Mlp(need("intermediate_size"), activation, bias=mlp_bias, fused=family == "phi3")
-    norm, post_norms = _norm(family, need), family in ("gemma2", "gemma3", "gemma4")
+    norm = _norm(family, need)
+    post_norm = norm if family in ("gemma2", "gemma3", "gemma4") else None
 
     def layer(window: int | None, has_experts: bool) -> LayerSpec:
         layer_rope = window_rope if window is not None and window_rope is not None else rope
         feed_forward = experts if has_experts and experts is not None else mlp
-        return LayerSpec(replace(attention, window=window, rope=layer_rope), feed_forward, norm, post_norms)
+        return LayerSpec(replace(attention, window=window, rope=layer_rope), feed_forward, norm, post_norm)
 
     layers = tuple(map(layer, windows, sparse))
     return context, gemma4.layers(config, layers, mlp) if family == "gemma4" else layers
@@ -135,7 +141,7 @@ def _attention(config: Mapping[str, Any], family: str, need: Need) -> Attention:
         scale=1.0 if family == "gemma4" else query_scale**-0.5,
         softcap=config.get("attn_logit_softcapping") if capped else None,
         qk_norm=_norm(family, need) if family in ("qwen3", "qwen3_moe", "gemma3", "gemma4") else None,
-        value_norm=_norm(family, need) if family == "gemma4" else None,
+        value_norm=replace(_norm(family, need), weighted=False) if family == "gemma4" else None,
         bias=qkv_bias or bias,
         output_bias=bias,
         sinks=family == "gpt_oss",
@@ -157,10 +163,8 @@ def _decoder_of(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
         return config, family
     text = config.get("text_config") or (defaults.MISTRAL3 if family == "mistral3" else {})
     # Gemma 4's files have more ends beside the decoder's config than in it; the head belongs to the whole.
-    beside = {
-        "eos_token_id": config.get("eos_token_id"),
-        "tie_word_embeddings": config.get("tie_word_embeddings", True),
-    }
+    tied = config.get("tie_word_embeddings", None if family == "muse_glimmer" else True)
+    beside = {"eos_token_id": config.get("eos_token_id"), "tie_word_embeddings": tied}
     text = {**text, **{name: value for name, value in beside.items() if value is not None}}
     inner = text.get("model_type", WITH_TOWER[family])
     if inner not in defaults.DEFAULTS:

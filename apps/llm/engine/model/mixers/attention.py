@@ -66,13 +66,17 @@ class AttentionMixer:
             "qkv": Param((outputs, hidden), ("kv_heads", "embed"), qkv, matrix=True),
             "out": Param((hidden, inputs), ("embed", "kv_heads"), out, matrix=True),
         }
+        if spec.gated:
+            gates = tensor(f"{name}.gate_proj.weight", inputs, hidden)
+            params["gate"] = Param((inputs, hidden), ("kv_heads", "embed"), gates, matrix=True)
         if spec.sinks:
             sinks = tensor(f"{name}.sinks", queries)
             params["sinks"] = Param((queries,), ("kv_heads",), sinks, constant=0.0, wide=True)
-        if spec.qk_norm is not None:
-            params["q_norm"] = norm_weight(spec.qk_norm, f"{name}.q_norm.weight", spec.head_dim)
-        if spec.qk_norm is not None and spec.owns_cache:
-            params["k_norm"] = norm_weight(spec.qk_norm, f"{name}.k_norm.weight", spec.head_dim)
+        normed = "qk" if spec.owns_cache else "q"
+        if spec.qk_norm is not None and spec.qk_norm.weighted:
+            for which in normed:
+                weight = norm_weight(spec.qk_norm, f"{name}.{which}_norm.weight", spec.head_dim)
+                params[f"{which}_norm"] = weight
         if spec.bias:
             source = self._fused(name, "bias")
             params["qkv_bias"] = Param((outputs,), ("kv_heads",), source, constant=0.0, wide=True)
@@ -104,8 +108,11 @@ class AttentionMixer:
     def adapted(self) -> dict[str, AdaptedProduct]:
         heads, kv, dim = self.heads, self.spec.kv_projections, self.spec.head_dim
         qkv = AdaptedProduct(1 + kv, self.hidden_size, heads.group + kv, heads.kv_heads * dim, split="out")
-        out = AdaptedProduct(1, heads.kv_heads * heads.group * dim, 1, self.hidden_size, split="in")
-        return {"qkv": qkv, "out": out}
+        queries = heads.kv_heads * heads.group * dim
+        products = {"qkv": qkv, "out": AdaptedProduct(1, queries, 1, self.hidden_size, split="in")}
+        if self.spec.gated:
+            products["gate"] = AdaptedProduct(1, self.hidden_size, 1, queries, split="out")
+        return products
 
     # -- state --------------------------------------------------------------------------------------------------
 
@@ -157,17 +164,24 @@ class AttentionMixer:
         if own.value_norm is not None and v is not None:
             v = norm(own.value_norm, v)
         if own.qk_norm is not None:
-            weights = jnp.broadcast_to(layer["q_norm"], (spec.group, spec.head_dim))
-            weights = jnp.concatenate([weights, layer["k_norm"][None]]) if own.owns_cache else weights
-            qk = norm(own.qk_norm, qk, weights)
+            qk = norm(own.qk_norm, qk, self._qk_weights(layer) if own.qk_norm.weighted else None)
         if shared.rotary is not None:
             qk = rotate(qk, *shared.rotary)
         q, k = qk[:, :, : spec.group], qk[:, :, -1] if own.owns_cache else None
         sinks = layer["sinks"].reshape(-1, spec.group) if own.sinks else None
         impl, mesh = step.machine.attention, step.machine.mesh
         y, state = attend(impl, QKV(q, k, v, sinks), state, shared.plan, step.batch, spec, mesh, scales)
-        y = step.row_parallel(y.reshape(len(y), -1), layer["out"], layer.get("out_bias"), step.adapted(layer, "out"))
+        y = y.reshape(len(y), -1)
+        if own.gated:
+            gate = plus(step.product(x, layer["gate"])[:, None], x, step.adapted(layer, "gate"), 1)[:, 0]
+            y = (y * jax.nn.sigmoid(gate)).astype(x.dtype)
+        y = step.row_parallel(y, layer["out"], layer.get("out_bias"), step.adapted(layer, "out"))
         return Mixed(y, state, None if k is None or v is None else (k, v))
+
+    def _qk_weights(self, layer: Params) -> jax.Array:
+        """Weights of the norms of a group's queries and, where it has one, its key: `[group (+ 1), head_dim]`."""
+        weights = jnp.broadcast_to(layer["q_norm"], (self.heads.group, self.spec.head_dim))
+        return jnp.concatenate([weights, layer["k_norm"][None]]) if self.spec.owns_cache else weights
 
 
 def _channel_scale(x: jax.Array, rotated: bool) -> jax.Array:
