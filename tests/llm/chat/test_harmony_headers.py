@@ -7,7 +7,7 @@ is what stands before `<|message|>`, in whatever order; the rest of the message 
 import pytest
 
 from apps.llm.chat.events import ArgumentsPiece, CallStart, ReasoningPiece, TextPiece
-from apps.llm.chat.formats.harmony import MARKS, Harmony
+from apps.llm.chat.formats.harmony import Harmony
 from apps.llm.chat.reader import AnswerReader
 
 C, M, E, S = "<|channel|>", "<|message|>", "<|end|>", "<|start|>assistant"
@@ -75,4 +75,4 @@ def test_a_long_answer_without_the_mark_is_text_that_streams() -> None:
     reader = AnswerReader(Harmony(), ["f"])
     told = [event for letter in f"{C}final" + " word" * 200 for event in reader.feed(letter)]
     text = "".join(event.text for event in told if isinstance(event, TextPiece))
-    assert text.count("word") > 190 and not any(mark in text for mark in MARKS)
+    assert text.count("word") > 190 and not any(mark in text for mark in (Harmony.mark, *Harmony.other_marks))

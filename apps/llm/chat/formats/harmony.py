@@ -6,24 +6,19 @@ message's `<|start|>assistant`. Source: the format's description, github.com/ope
 """
 
 import re
-from collections.abc import Generator, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from apps.llm.chat.call_format import CallFormat, literal, mark
+from apps.llm.chat.call_format import literal, mark
 from apps.llm.chat.events import ReasoningPiece, TextPiece
+from apps.llm.chat.formats.messages import ASSISTANT, MESSAGE, START, TO, MessageFormat
 from apps.llm.chat.reader import END as END_OF_ANSWER
-from apps.llm.chat.reader import PARAGRAPH, AnswerReader, Kind, Machine, NotACall
+from apps.llm.chat.reader import PARAGRAPH, AnswerReader, Kind, Machine
 from apps.llm.chat.values import blank, json_value
 
-START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
+CHANNEL, CONSTRAIN = "<|channel|>", "<|constrain|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
-MARKS = START, CHANNEL, CONSTRAIN, MESSAGE, END, CALL, RETURN
-ASSISTANT, TO, NAMESPACE = "assistant", "to=", "functions."
-HEADS = CHANNEL, START, CONSTRAIN, MESSAGE, TO
-"""What a header may begin with."""
-LONGEST_HEADER = 300
-"""Characters; what goes on longer without `<|message|>` is text."""
+NAMESPACE = "functions."
 CHANNELS = re.compile(r"<\|channel\|>\s*([a-z]+)")
 TYPES = re.compile(r"<\|constrain\|>\s*\w*")
 RECIPIENT = re.compile(r"to=\s*([^\s<]+)")
@@ -32,66 +27,22 @@ EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high"}
 """Reasoning efforts that gpt-oss does not know -> the nearest one that it does. It cannot leave reasoning out."""
 
 
-class Harmony(CallFormat):
-    """Reads recipients before or after the channel, and any number of messages.
+class Harmony(MessageFormat):
+    """Reads recipients before or after the channel.
 
     Args:
         apart: whether reasoning is told apart from text.
     """
 
     mark, other_marks = CHANNEL, (START, CONSTRAIN, MESSAGE, END, CALL, RETURN)
+    heads = CHANNEL, START, CONSTRAIN, MESSAGE, TO
+    begins, finishes = (START, CHANNEL), (END, CALL, RETURN)
     part_end, ends = END, (CALL, RETURN)
-    framed = True
 
     def __init__(self, apart: bool = True):
         self.kinds = {"analysis": ReasoningPiece if apart else TextPiece, "commentary": TextPiece, "final": TextPiece}
 
-    def read(self, reader: AnswerReader, char: str) -> Machine:
-        marks = [START, END, CALL, RETURN]  # between messages; the others once there has been one
-        char = yield from reader.attempt("", char, partial(self._first, marks))
-        while True:
-            char = yield from reader.text_before(char, tuple(marks))
-            if not reader.at_mark:
-                return char
-            if reader.at_mark in (END, CALL, RETURN):
-                reader.part(TextPiece)
-            elif reader.at_mark in (START, CHANNEL):
-                marks[:] = MARKS
-                char = yield from reader.attempt(reader.at_mark, char, partial(self._message, reader.at_mark))
-
-    def _first(self, marks: list[str], reader: AnswerReader, char: str) -> Machine:
-        """The first message, after which there are all `marks`. An answer that does not begin like a header is text."""
-        held = ""
-        while held not in HEADS:
-            if char is END_OF_ANSWER or not any(head.startswith(held + char) for head in HEADS):
-                if held or not char.isspace():
-                    raise NotACall(char)
-            else:
-                held += char
-            char = yield
-        marks[:] = MARKS
-        return (yield from self._message(held, reader, char))
-
-    def read_calls(self, reader: AnswerReader, char: str) -> Machine:
-        return (yield from self._message("", reader, char))
-
-    def _message(self, begun: str, reader: AnswerReader, char: str) -> Machine:
-        """A message after the beginning of its header: up to its text, or to the end of its arguments.
-
-        Models write headers that the format does not know. No part of a header is shown, whatever it is like.
-        """
-        at = START
-        while at == START:
-            header, at, char = yield from self._header(begun, char)
-            kind, name, rest = self._parsed(header)
-            if at != MESSAGE:
-                reader.part(kind)
-                reader.text(rest)
-                begun = START
-        if at != MESSAGE:
-            if at:
-                reader.part(TextPiece)
-            return char
+    def called(self, reader: AnswerReader, name: str, kind: Kind, char: str) -> Machine:
         if name in reader.names:
             char = yield from blank(char)
             if char == "{":
@@ -107,18 +58,7 @@ class Harmony(CallFormat):
         reader.part(kind)
         return char
 
-    def _header(self, begun: str, char: str) -> Generator[None, str, tuple[str, str, str]]:
-        """A header, the mark after it ("" if there is none), and the next character."""
-        seen = begun
-        while char is not END_OF_ANSWER and len(seen) < LONGEST_HEADER:
-            seen += char
-            char = yield
-            if mark := next((mark for mark in (MESSAGE, START, END, CALL, RETURN) if seen.endswith(mark)), ""):
-                return seen.removesuffix(mark), mark, char
-        return seen, "", char
-
-    def _parsed(self, header: str) -> tuple[Kind, str, str]:
-        """The kind of a message, the tool that it is to ("" if it is to none), and what else its header has."""
+    def parsed(self, header: str) -> tuple[Kind, str, str]:
         channels = CHANNELS.findall(header)
         kind = next((kind for name, kind in self.kinds.items() if any(c.startswith(name) for c in channels)), TextPiece)
         recipient = RECIPIENT.search(header)
