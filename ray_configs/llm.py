@@ -16,7 +16,7 @@ from ray_configs.base import Config
 DEMO_MODEL = str(Path(__file__).resolve().parent.parent / "apps" / "llm" / "demo" / "model")
 
 ToolCallFormat = Literal[
-    "auto", "none", "hermes", "llama", "pythonic", "mistral", "gemma", "deepseek", "harmony", "json"
+    "auto", "none", "hermes", "llama", "pythonic", "mistral", "gemma", "deepseek", "harmony", "atem", "json"
 ]
 ReasoningFormat = Literal["auto", "none", "think", "mistral", "gemma"]
 
@@ -104,12 +104,12 @@ class EngineConfig(Config):
     """Folder or URL of programs that `podslice prepare CONFIG --to` compiled. Default: below a prepared `model`."""
     tool_call_format: ToolCallFormat = "auto"
     """How the model writes tool calls: `hermes` (Qwen's too), `llama` (Llama 3's JSON), `pythonic`, `mistral`, `gemma`,
-    `deepseek`, `harmony` (gpt-oss's), or plain `json`. auto: detected from its chat template; none: requests with tools
-    are refused."""
+    `deepseek`, `harmony` (gpt-oss's), `atem` (Muse Glimmer's), or plain `json`. auto: detected from its chat template;
+    none: requests with tools are refused."""
     reasoning_format: ReasoningFormat = "auto"
     """The tags around the model's reasoning, which is returned apart from its answer: `think` (`<think>`), `mistral`
-    (`[THINK]`) or `gemma` (Gemma 4's `<|channel>`). auto: detected from its chat template (or gpt-oss's channel); none:
-    reasoning is left in the answer."""
+    (`[THINK]`) or `gemma` (Gemma 4's `<|channel>`). auto: detected from its chat template (or gpt-oss's channel, or
+    Muse Glimmer's recipient); none: reasoning is left in the answer."""
     sampling_defaults: Literal["model", "neutral"] = "model"
     """Values of temperature, top_k, top_p, min_p, repetition_penalty and max_tokens where a request names none. model:
     those of the checkpoint's generation_config.json, as vLLM has it. neutral: none of them, so temperature 1 and top_p

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from apps.llm.chat.reader import END, AnswerReader, Machine
+from apps.llm.schemas.written import Schema, schema_text
 
 
 def literal(text: str) -> str:
@@ -40,6 +41,10 @@ class CallFormat(ABC):
     ends: tuple[str, ...] = ()
     """Marks that end an answer, also where the model's config does not name them."""
 
+    def offering(self, schemas: Mapping[str, Schema]) -> "CallFormat":
+        """The format for these tools, given by name with the schemas of their arguments."""
+        return self
+
     def read(self, reader: AnswerReader, char: str) -> Machine:
         """Reads text and calls up to the answer's end."""
         if not self.mark:
@@ -59,9 +64,21 @@ class CallFormat(ABC):
     def call(self, name: str, tokens: Mapping[str, int]) -> tuple[str, str]:
         """The Lark before and after a call's JSON arguments."""
 
+    def arguments(self, rule: str, schema: Schema) -> list[str]:
+        """Rules in Lark for a call's arguments, of which `rule` is for them all: by default, JSON.
+
+        Raises:
+            ValueError: the schema cannot be enforced in this format.
+        """
+        return [f"{rule}: %json {schema_text(schema)}"]
+
     def calls(self, tokens: Mapping[str, int], one: bool) -> str:
         """The Lark after a mark; `call` is a rule for any call."""
         return "call"
+
+    def between_calls(self, tokens: Mapping[str, int]) -> str:
+        """In a framed format, the Lark between two calls; "" if a call ends the answer."""
+        return ""
 
     def frame(self, tokens: Mapping[str, int], text: bool) -> tuple[str, str, str]:
         """In a framed format, the Lark before another part, between `part_end` and the next, and before the answer.

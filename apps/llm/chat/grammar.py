@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from apps.llm.api import RequestError
 from apps.llm.chat.call_format import CallFormat, literal, mark
 from apps.llm.chat.reader import ReasoningMarks
 from apps.llm.schemas.gbnf import is_gbnf, lark_of
@@ -20,10 +21,11 @@ GAP = r"/[ \n]{0,4}/"  # between reasoning and a constrained answer
 
 @dataclass(frozen=True)
 class ConstrainedCall:
-    """A tool, and the schema that its arguments must follow."""
+    """A tool, and the schema that its arguments must follow, which the client has given in `field`."""
 
     name: str
     schema: Schema
+    field: str
 
 
 @dataclass(frozen=True)
@@ -90,8 +92,11 @@ def lark(
         format_: format of calls; None if there are none.
         tokens: ids of the marks that are a single token.
         opened: whether the prompt already has the opening mark of the reasoning.
+
+    Raises:
+        RequestError: a call's schema cannot be enforced in this format; names its field.
     """
-    rules = ["%llguidance {}", f"start: {_start(spec, format_, reasoning, opened)}"]
+    rules = ["%llguidance {}", f"start: {_start(spec, format_, tokens, reasoning, opened)}"]
     if reasoning is not None:
         rules.append(f"thought: {mark(reasoning.opens, tokens)} thought_rest")
         rules += _until("thought_rest", reasoning.closes, tokens)
@@ -112,7 +117,11 @@ def lark(
         rules.append("call: " + " | ".join(f"call_{i}" for i in range(len(spec.calls))))
         for i, call in enumerate(spec.calls):
             before, after = format_.call(call.name, tokens)
-            rules += [f"call_{i}: {before} arguments_{i} {after}", f"arguments_{i}: %json {schema_text(call.schema)}"]
+            rules.append(f"call_{i}: {before} arguments_{i} {after}")
+            try:
+                rules += format_.arguments(f"arguments_{i}", call.schema)
+            except ValueError as error:
+                raise RequestError(call.field, f"{call.field}: {error}") from None
     if format_ is not None and not format_.framed:
         rules.append(f"calls: {format_.calls(tokens, spec.one)}")
         rules += [f"marked: {mark(m, tokens)} calls" for m in _call_marks(format_)]
@@ -121,11 +130,19 @@ def lark(
     return "\n".join(rules) + "\n"
 
 
-def _start(spec: Constraint, format_: CallFormat | None, reasoning: ReasoningMarks | None, opened: bool) -> str:
+def _start(
+    spec: Constraint,
+    format_: CallFormat | None,
+    tokens: Mapping[str, int],
+    reasoning: ReasoningMarks | None,
+    opened: bool,
+) -> str:
     free_text = spec.content is None and not spec.needed
     if format_ is not None and format_.framed:
         text = [f"answer {'TEXT' if free_text else 'content'}"] if not spec.needed else []
-        return f"aside* ({' | '.join([*text, *(['call'] if spec.calls else [])])})"
+        between = format_.between_calls(tokens)
+        called = f"call ({between} call)*" if between and not spec.one else "call"
+        return f"aside* ({' | '.join([*text, *([called] if spec.calls else [])])})"
     thought = "" if reasoning is None else "thought_rest" if opened else "thought?"
     if thought and not free_text:
         thought = f"(thought_rest {GAP})" if opened else f"(thought {GAP})?"

@@ -9,6 +9,8 @@ from typing import Any
 from apps.llm.api import Grammar, RequestError
 from apps.llm.chat.call_format import CallFormat
 from apps.llm.chat.conversation import ChatRequest, with_system_first
+from apps.llm.chat.formats.atem import OPENS as ATEM_OPENS
+from apps.llm.chat.formats.atem import Atem
 from apps.llm.chat.formats.deepseek import FENCE, DeepSeek
 from apps.llm.chat.formats.gemma import FUNCTION_GEMMA, GEMMA4, Gemma
 from apps.llm.chat.formats.harmony import CHANNEL, Harmony
@@ -23,7 +25,7 @@ from apps.llm.chat.formats.pythonic import Pythonic
 from apps.llm.chat.grammar import Constraint, lark, schema_rule
 from apps.llm.chat.reader import AnswerReader, ReasoningMarks
 from apps.llm.chat.shape import OFFERED, Message, Shape
-from apps.llm.chat.tools import ToolUse
+from apps.llm.chat.tools import NO_ARGUMENTS, ToolUse
 from apps.llm.schemas.written import check_schemas, loaded_schema
 from apps.llm.text_api import SamplingParams
 from ray_configs.llm import ReasoningFormat, ToolCallFormat
@@ -61,8 +63,9 @@ class ModelFormat:
     def of(cls, template: str, calls: ToolCallFormat = "auto", reasoning: ReasoningFormat = "auto") -> "ModelFormat":
         """The format of a chat template ("" if there is none), or the one that the config names."""
         takes_tools = re.search(r"\btools\b", template) is not None
-        if calls == "harmony" or (calls in ("auto", "none") and CHANNEL in template):
-            return cls(Harmony(apart=reasoning != "none"), None, takes_tools and calls != "none")
+        for name, sign, framed in (("harmony", CHANNEL, Harmony), ("atem", ATEM_OPENS, Atem)):
+            if calls == name or (calls in ("auto", "none") and sign in template):
+                return cls(framed(apart=reasoning != "none"), None, takes_tools and calls != "none")
         found = next((marks for marks in REASONING.values() if marks.opens in template), None)
         return cls(
             _calls(template, calls) if takes_tools else None,
@@ -173,7 +176,10 @@ class Turn:
     @property
     def calls(self) -> CallFormat | None:
         """The format of calls, if any can come, or of the whole answer."""
-        return self.model.calls if self.request.tools.offered or self.model.framed else None
+        calls, offered = self.model.calls, self.request.tools.offered
+        if calls is None or not (offered or self.model.framed):
+            return None
+        return calls.offering({tool.name: tool.parameters or NO_ARGUMENTS for tool in offered})
 
     def reader(self, stop: Sequence[str] = (), keep_stop: bool = False) -> AnswerReader | None:
         """A reader for one answer; None if it is only text. See `AnswerReader` for its stop strings."""
@@ -203,7 +209,7 @@ class Turn:
         if not tools.is_constrained and schema is None and pattern is None:
             return params
         allowed = tools.constrained_calls()
-        enforced = [(f"{tool.field}.{tool.schema_field}", c.schema) for tool, c in zip(tools.offered, allowed)]
+        enforced = [(each.field, each.schema) for each in allowed]
         if schema is not None:
             enforced.append(("response_format", schema))
         if pattern is not None and pattern.like is not None:

@@ -94,15 +94,15 @@ class ToolUse:
         calls = []
         for tool in self.offered:
             schema: Mapping[str, Any] = ANY_ARGUMENTS
+            field = f"{tool.field}.{tool.schema_field}"
             if tool.strict or self.mode == "required":
                 try:
                     schema = arguments_schema(tool.parameters)
                     if not tool.strict:
                         schema = loosened(schema)
                 except ValueError as error:
-                    field = f"{tool.field}.{tool.schema_field}"
                     raise RequestError(field, f"{field}: {error}") from None
-            calls.append(ConstrainedCall(tool.name, schema))
+            calls.append(ConstrainedCall(tool.name, schema, field))
         return calls
 
 

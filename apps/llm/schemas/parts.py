@@ -42,7 +42,7 @@ class SchemaParts:
             return True
         if not left or self._work > MOST_WORK or not isinstance(a, Mapping) or not isinstance(b, Mapping):
             return False
-        kinds = self._kinds_of(a) & self._kinds_of(b)
+        kinds = self.kinds_of(a) & self.kinds_of(b)
         if not kinds:
             return True
         one, other = self._values(a), self._values(b)
@@ -75,7 +75,7 @@ class SchemaParts:
             self._listed[id(schema)] = schema, None if listed is None else frozenset(map(comparable, listed))
         return self._listed[id(schema)][1]
 
-    def _kinds_of(self, schema: Any, left: int = 3) -> set[str]:
+    def kinds_of(self, schema: Any, left: int = 3) -> set[str]:
         """The types that a schema allows; an integer is a number."""
         if (id(schema), left) not in self._seen:
             self._seen[id(schema), left] = schema, self._kinds_found(schema, left)  # held, so that its id stays its own
@@ -92,7 +92,7 @@ class SchemaParts:
             found = found - {"integer"} | {"number"}
         for key in ("anyOf", "oneOf"):
             if left and isinstance(schema.get(key), list):
-                parts = [self._kinds_of(self.resolved(each), left - 1) for each in schema[key]]
+                parts = [self.kinds_of(self.resolved(each), left - 1) for each in schema[key]]
                 found &= set().union(*parts)
         return found
 

@@ -200,6 +200,37 @@ QWEN3 = (
 )
 """Qwen3: its tokenizer_config.json."""
 
+_ATEM_CALL = (
+    "{% macro atem(f) %}"
+    "{% if f.arguments is not mapping %}{{ raise_exception('arguments must be a mapping') }}{% endif %}"
+    '<atem:function_calls>\n<atem:invoke name="{{ f.name }}">\n{% for k, v in f.arguments.items() %}'
+    '<atem:parameter name="{{ k }}">{% if v is boolean %}{{ "true" if v else "false" }}{% elif v is none %}null'
+    "{% elif v is string or v is number %}{{ v }}{% else %}{{ v | tojson }}{% endif %}</atem:parameter>\n{% endfor %}"
+    "</atem:invoke>\n</atem:function_calls>{% endmacro %}"
+)
+MUSE_GLIMMER = (
+    _ATEM_CALL
+    + SYSTEM
+    + REST
+    + "{{ bos_token }}<|start|>system<|message|>{{ sys or 'Help.' }}{{ '\n\n' }}"
+    + "Reasoning strength: {{ reasoning_strength or 'high' }}.{{ '\n\nTools:' if tools }}"
+    + "{% for t in tools or [] %}{{ '\n' + t.function | tojson }}{% endfor %}"
+    + "{{ '\n\n# Valid recipients: \"self\"' }}"
+    + '{% for t in tools or [] %}, "{{ t.function.name.split(\'.\')[0] }}.*"{% endfor %}, "user".<|eot|>'
+    + "{% for m in rest %}{% set next = rest[loop.index] if not loop.last else none %}"
+    + "{% set end = '<|eom|>' if next and next.role == m.role else '<|eot|>' %}"
+    + "{% if m.role == 'assistant' %}"
+    + "{% if m.reasoning_content %}<|start|>assistant to=self<|message|>{{ m.reasoning_content }}<|eom|>{% endif %}"
+    + "{% if m.content %}<|start|>assistant to=user<|message|>{{ m.content }}"
+    + "{{ '<|eom|>' if m.tool_calls else end }}{% endif %}"
+    + "{% for c in m.tool_calls or [] %}<|start|>assistant to={{ c.function.name }}<|message|>{{ atem(c.function) }}"
+    + "{{ end if loop.last else '<|eom|>' }}{% endfor %}"
+    + "{% elif m.role == 'tool' %}<|start|>tool {{ m.name }}<|message|>"
+    + '<tool_output name="{{ m.name }}">\n{{ m.content }}\n</tool_output>{{ end }}'
+    + "{% else %}<|start|>{{ m.role }}<|message|>{{ m.content }}{{ end }}{% endif %}{% endfor %}<|start|>assistant"
+)
+"""Muse Glimmer: its chat_template.jinja as servers' renderers and tests quote it, but for the words of its tools."""
+
 RELEASED = {
     "Llama 3": LLAMA3,
     "gpt-oss": GPT_OSS,
@@ -217,4 +248,5 @@ RELEASED = {
     "DeepSeek V3.1": DEEPSEEK_V31,
     "DeepSeek R1": DEEPSEEK_R1,
     "Qwen3": QWEN3,
+    "Muse Glimmer": MUSE_GLIMMER,
 }

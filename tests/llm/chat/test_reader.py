@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apps.llm.chat.events import ArgumentsPiece, CallEnd, CallStart, ReasoningPiece, TextPiece
+from apps.llm.chat.formats.atem import Atem
 from apps.llm.chat.formats.deepseek import CALL, CALL_END, CLOSES, FENCE, OPENS, SEPARATOR, DeepSeek
 from apps.llm.chat.formats.gemma import FUNCTION_GEMMA, GEMMA4
 from apps.llm.chat.formats.harmony import Harmony
@@ -49,11 +50,14 @@ MARKS = [
     *GEMMA4,
     *(OPENS, CLOSES, CALL, SEPARATOR, CALL_END, FENCE, "```"),
 ]
-HARMONY = [Harmony.mark, *Harmony.other_marks]
+FRAMES = [Harmony.mark, *Harmony.other_marks, *Atem.other_marks]
+ATEM = ['<atem:invoke name="f">', '<atem:parameter name="a">', "</atem:parameter>", "</atem:invoke>"]
+ATEM += ["<atem:function_calls>", "</atem:function_calls>", " to=self<|message|>", " to=f<|message|>"]
 HEADERS = ["<|channel|>analysis<|message|>", "<|start|>assistant", "<|channel|>commentary to=functions.f json"]
 PARTS = [
     *MARKS,
-    *HARMONY,
+    *FRAMES,
+    *ATEM,
     *HEADERS,
     *NAMES,
     '{"name": "f"',
@@ -88,7 +92,7 @@ def any_cut_of_any_answer_gives_the_same_events(
     framed = FAMILIES[family].calls.framed
     found = understood(whole, framed)  # in an order that a dialect can write
     assert not one_call or len(found.calls) <= 1
-    no_marks = not any(mark in text for mark in HARMONY) if framed else not text.lstrip().startswith("<think>")
+    no_marks = not any(mark in text for mark in FRAMES) if framed else not text.lstrip().startswith("<think>")
     if not found.calls and no_marks and (framed or not opened):
         assert found.text == text  # nothing is lost
 

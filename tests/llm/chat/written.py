@@ -7,6 +7,8 @@ from typing import Any
 
 from apps.llm.chat.call_format import CallFormat
 from apps.llm.chat.events import ArgumentsPiece, CallEnd, CallStart, ChatEvent, ReasoningPiece, TextPiece
+from apps.llm.chat.formats.atem import Atem
+from apps.llm.chat.formats.atem_arguments import as_json
 from apps.llm.chat.formats.deepseek import CALL, CALL_END, CLOSES, OPENS, SEPARATOR, DeepSeek
 from apps.llm.chat.formats.gemma import FUNCTION_GEMMA, GEMMA4, Gemma, GemmaMarks
 from apps.llm.chat.formats.harmony import Harmony
@@ -43,6 +45,32 @@ def as_object(call: Call, key: str) -> str:
 
 def python_call(call: Call) -> str:
     return f"{call[0]}({', '.join(f'{key}={value!r}' for key, value in call[1].items())})"
+
+
+def atem_call(call: Call) -> str:
+    """A call to its tool. Without a schema, a text that could be read as JSON is written as JSON."""
+    parameters = "".join(
+        f'<atem:parameter name="{key}">{atem_value(value)}</atem:parameter>\n' for key, value in call[1].items()
+    )
+    return f'<atem:invoke name="{call[0]}">\n{parameters}</atem:invoke>'
+
+
+def atem_value(value: Any) -> str:
+    plain = isinstance(value, str) and json.loads(as_json(value)) == value and "</atem:" not in value
+    return value if plain else json.dumps(value, ensure_ascii=False).replace("</atem:", "\\u003c/atem:")
+
+
+def atem(calls: Sequence[Call]) -> str:
+    """Each call in a message of its own."""
+    return "<|eom|><|start|>assistant".join(
+        f" to={call[0]}<|message|><atem:function_calls>\n{atem_call(call)}\n</atem:function_calls>" for call in calls
+    )
+
+
+def to_recipients(thought: str, text: str, calls: str) -> str:
+    """An answer of Muse Glimmer, after the `<|start|>assistant` in its prompt."""
+    parts = [f" to={name}<|message|>{part}" for name, part in (("self", thought), ("user", text))]
+    return "<|eom|><|start|>assistant".join([*parts, calls]) + "<|eot|>"
 
 
 THINK = ReasoningMarks("<think>", "</think>")
@@ -134,6 +162,17 @@ FAMILIES: dict[str, Family] = {
         ),
         reasoning=None,
         whole=in_channels,
+    ),
+    "atem": Family(Atem(), atem, reasoning=None, whole=to_recipients),
+    "atem, one block, names doubled": Family(
+        Atem(),
+        lambda calls: (
+            " to=tools<|message|>\n<atem:function_calls>"
+            + "".join(atem_call((f"{name}.{name}" if "." not in name else name, a)) for name, a in calls)
+            + "</atem:function_calls>"
+        ),
+        reasoning=None,
+        whole=to_recipients,
     ),
     "json": Family(
         Plain(), lambda calls: "[\n" + ",\n".join(as_object(call, "arguments") for call in calls) + "]", False

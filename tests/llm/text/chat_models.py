@@ -5,8 +5,10 @@ from pathlib import Path
 import transformers
 from tokenizers import AddedToken
 
+from apps.llm.chat.formats.atem import Atem
 from apps.llm.chat.formats.deepseek import DeepSeek
 from apps.llm.chat.formats.harmony import Harmony
+from tests.llm.chat.templates import MUSE_GLIMMER
 from tests.llm.engine import tiny_models
 
 TURNS = "{% for m in messages %}[{{ m.role }}{% if m.name %} {{ m.name }}{% endif %}] {{ m.content }}"
@@ -48,12 +50,13 @@ TEMPLATES = {
     "deepseek": OFFER + TURNS + calls(DEEPSEEK[0], "arguments") + "[assistant]",
     "deepseek fenced": OFFER + "```json" + TURNS + calls(DEEPSEEK[0], "arguments") + "[assistant]",
     "harmony": HARMONY,
+    "atem": MUSE_GLIMMER,
     "json": OFFER + TURNS + calls("", "arguments") + "[assistant]",
     "unknown": OFFER + "<function=f>" + TURNS + "\n{% endfor %}[assistant]",
     "none": TURNS + "\n{% endfor %}[assistant]",
 }
 SPECIAL = ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<start_function_call>", "<end_function_call>", *DEEPSEEK]
-SPECIAL += [Harmony.mark, *Harmony.other_marks]
+SPECIAL += dict.fromkeys([Harmony.mark, *Harmony.other_marks, *Atem.other_marks])
 
 
 def save(folder: Path, template: str, special: bool = True) -> Path:

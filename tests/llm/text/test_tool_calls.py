@@ -29,13 +29,14 @@ from tests.llm.engine.grammar import schemas
 from tests.llm.text import chat_models
 
 HELLO = [{"role": "user", "content": "hi"}]
-FORMATS = [name for name in chat_models.TEMPLATES if name not in ("unknown", "none", "thinking", "qwen3", "harmony")]
+OTHERS = ("unknown", "none", "thinking", "qwen3", "harmony", "atem")
+FORMATS = [name for name in chat_models.TEMPLATES if name not in OTHERS]
 DAYS = {"days": {"type": "integer", "minimum": 0, "maximum": 99}}
 CLOSED = {"type": "object", "additionalProperties": False}
 ASK = Tool("ask", "tools[0].function", parameters=CLOSED | {"properties": DAYS, "required": ["days"]})
 
 
-BEGUN = {"harmony": "<|channel|>commentary to="}
+BEGUN = {"harmony": "<|channel|>commentary to=", "atem": " to=ask"}
 """How a call begins, in a format where text before it has marks too."""
 SETTINGS = tiny_models.SMALL | {"pages": 160, "max_model_len": 512}
 
@@ -114,6 +115,7 @@ def test_forced_arguments_are_valid_for_a_hundred_schemas(engine: Engine, templa
         "deepseek",
         "deepseek fenced",
         "harmony",
+        "atem",
         "llama",
         "pythonic",
         "json",
