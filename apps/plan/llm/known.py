@@ -79,6 +79,22 @@ GPT_OSS = {
         "truncate": False,
     },
 }
+MUSE_GLIMMER: Config = {
+    "model_type": "muse_glimmer",
+    "text_config": {
+        "model_type": "muse_glimmer_text",
+        "vocab_size": 202_048,
+        "hidden_size": 6656,
+        "intermediate_size": 19968,
+        "num_hidden_layers": 52,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "sliding_window": 2048,
+        "max_position_embeddings": 131_072,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
+    },
+}
 QWEN25 = {"model_type": "qwen2", "max_position_embeddings": 32768, "rope_theta": 1e6, "hidden_act": "silu"}
 QWEN3 = QWEN25 | {"model_type": "qwen3", "vocab_size": 151936, "max_position_embeddings": 40960, "head_dim": 128}
 QWEN3_MOE = QWEN3 | {"model_type": "qwen3_moe", "num_experts_per_tok": 8, "norm_topk_prob": True}
@@ -134,6 +150,7 @@ MODELS: dict[str, Config] = {
         num_global_key_value_heads=2,
     ),
     "google/gemma-4-31B": _sized(GEMMA4, 60, 5376, 21504, 32, 16, num_global_key_value_heads=4),
+    "meta-models/Muse-Glimmer-30B": MUSE_GLIMMER,
     "mistralai/Mistral-7B-v0.1": _sized(MISTRAL, *_B8, sliding_window=4096),
     "mistralai/Mistral-7B-v0.3": _sized(MISTRAL, *_B8, vocab_size=32768, rope_theta=1e6),
     "mistralai/Mistral-Nemo-Base-2407": _sized(MISTRAL_SMALL, 40, 5120, 14336, 32, 8, rope_theta=1e6),

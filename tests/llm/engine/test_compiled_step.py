@@ -54,9 +54,10 @@ SLICES = pytest.mark.parametrize("topology", ["v5e:2x4", pytest.param("v6e:2x4",
 @pytest.mark.tpu_compile
 @SLICES
 def test_layers_of_several_kinds_compile_for_tpu_slices(topology: str) -> None:
-    """Gemma 4's: heads of 256 and 512 channels, experts beside feed-forward networks, shared keys and values."""
+    """Gemma 4's: heads of 256 and 512 channels, experts beside feed-forward networks, shared keys and values. Muse
+    Glimmer's: gates, and layers that are not rotated."""
     pytest.importorskip("libtpu")
-    models = "google/gemma-4-31B", "google/gemma-4-26B-A4B", "google/gemma-4-E4B"
+    models = "google/gemma-4-31B", "google/gemma-4-26B-A4B", "google/gemma-4-E4B", "meta-models/Muse-Glimmer-30B"
     steps = [f"decode:int8:{models[0]}", *(f"decode:bfloat16:{model}" for model in models)]
     assert_one_cache(run(topology, *steps), *steps)
 

@@ -44,6 +44,7 @@ WHOLE = {
         (1, 2, 4, 16),
     ),
     "gemma4": (from_hf_config(known.MODELS["google/gemma-4-31B"]), (1, 2, 8, 16, 32)),
+    "muse_glimmer": (from_hf_config(known.MODELS["meta-models/Muse-Glimmer-30B"]), (1, 2, 4, 8, 16)),
     "gemma4_e": (from_hf_config(known.MODELS["google/gemma-4-E4B"]), (1, 8)),
 }
 
