@@ -1,6 +1,6 @@
 """Registers the attention's kernels with XLA, and shares a call's work among XLA's threads."""
 
-from functools import cache, partial
+from functools import partial
 
 import numba
 import numpy as np
@@ -95,7 +95,6 @@ ZEROS = {"bf16": np.uint16(0), "f32": np.float32(0), "int8": np.int8(0)}
 """A value of each type that a cache can have, by the type's name in the handlers' names."""
 
 
-@cache
 def register(kind: str) -> None:
     """Compile the kernels for a type of cache (or load them from Numba's cache) and register them with XLA."""
     compile_once(f"attention, {kind}", lambda: _register(kind))

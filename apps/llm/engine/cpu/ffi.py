@@ -7,6 +7,7 @@ is needed. The word offsets are those of the versions in `READ`. The handlers re
 
 import logging
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -255,11 +256,18 @@ def add_handler(name: str, handler: Any) -> None:
 
 
 def compile_once(what: str, register: Callable[[], None]) -> None:
-    """Run a function that compiles and registers kernels, or loads them from disk."""
-    began = time.monotonic()
-    with _one_process_at_a_time():
-        register()
-    log.info("CPU kernels for %s ready in %.1f s", what, time.monotonic() - began)
+    """Run a function that compiles and registers kernels, or loads them from disk; for each `what` once.
+
+    Threads that load prepared programs ask for the kernels of these, while the engine asks for its own.
+    """
+    with _one_thread_at_a_time:
+        if what in _registered:
+            return
+        began = time.monotonic()
+        with _one_process_at_a_time():
+            register()
+        _registered.add(what)
+        log.info("CPU kernels for %s ready in %.1f s", what, time.monotonic() - began)
 
 
 @contextmanager
@@ -285,3 +293,5 @@ def _one_process_at_a_time() -> Iterator[None]:
 
 
 _alive: list[Any] = []  # compiled functions that XLA holds by address
+_registered: set[str] = set()  # XLA takes each name once
+_one_thread_at_a_time = threading.RLock()

@@ -3,7 +3,7 @@
 XLA's own take two to four times as long with few rows, and compute padding too. With hundreds of rows they are equal.
 """
 
-from functools import cache, partial
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -127,7 +127,6 @@ def _on_help(state, like_x, like_w):
     release(state)
 
 
-@cache
 def _register(kind: str) -> None:
     compile_once(f"products, {kind}", lambda: _compile(kind))
 

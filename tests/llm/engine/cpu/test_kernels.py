@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
@@ -44,6 +46,19 @@ def test_each_state_of_the_sources_has_its_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_threads_that_ask_at_once_register_once() -> None:
+    """XLA takes each name once. Threads that load prepared programs ask for the same kernels as the engine."""
+    made: list[str] = []
+
+    def register() -> None:
+        time.sleep(0.05)
+        made.append("kernels")
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: ffi.compile_once("kernels of this test", register), range(8)))
+    assert made == ["kernels"]
+
+
 def test_one_compiles_and_the_others_wait(tmp_path: Path) -> None:
     folder = tmp_path / "not" / "there yet"
     assert ends([start(folder) for _ in range(3)]) == ["3 0", "3 3", "3 3"]
