@@ -24,7 +24,8 @@ class Batch(NamedTuple):
     kv_lens: jax.Array  # [S] tokens in the sequence's KV cache once this step has run; 0: padding
     pages: jax.Array  # [S, max_pages] page of each run of page_size positions; 0: none
     num_seqs: jax.Array  # [1]
-    rows: jax.Array  # [S] the sequence's slot: its row in the state that outlives the step (last token, penalties)
+    slots: jax.Array  # [S] the sequence's slot: its place in what mixers keep by slot
+    rows: jax.Array  # [S] the slot that keeps the sample and its counts; the last one of all: nobody wants it
     decoding: jax.Array  # [S] 1: its only token is the one it sampled in an earlier step, still on the device
     adapter: jax.Array  # [S] index of the sequence's LoRA adapter, from 1; 0: none
     sampling: "SamplingRows"
@@ -57,7 +58,7 @@ class SamplingRows(NamedTuple):
 FLOAT_ROWS = ("temperature", "top_p", "min_p", "presence", "frequency", "repetition")
 SETTINGS = ("adapter", "top_k", "seed", "logprobs", *FLOAT_ROWS)
 """What stays the same for all steps of a sequence; float32 as their bits."""
-ROWS = ("kv_lens", "row", "decoding", *SETTINGS)
+ROWS = ("kv_lens", "slot", "row", "decoding", *SETTINGS)
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class StepShape:
         }
         given |= {name: jax.lax.bitcast_convert_type(given[name], jnp.float32) for name in FLOAT_ROWS}
         sampling = SamplingRows(**{name: given.pop(name) for name in SamplingRows._fields})
-        return Batch(rows=given.pop("row"), sampling=sampling, **given)
+        return Batch(slots=given.pop("slot"), rows=given.pop("row"), sampling=sampling, **given)
 
 
 class StepRows:
@@ -174,6 +175,7 @@ class HostStep:
         self._settings[:, :count] = settings
         self._part("pages")[:count, : self._page_columns] = pages
         self._part("kv_lens")[:count] = rows.kv_lens
+        self._part("slot")[:count] = rows.slots
         self._part("row")[:count] = rows.kept
         self._part("decoding")[:count] = rows.decoding
         starts = self._part("q_starts")
@@ -186,14 +188,14 @@ class HostStep:
     def add(self, tokens: Sequence[int], kv_len: int, pages: Sequence[int], decoding: bool, **rows: float) -> int:
         """Append a sequence: the tokens to compute (a placeholder when decoding), its state row and sampling settings.
 
-        Returns the index of its first token in the step.
+        The row is its slot, too. Returns the index of its first token in the step.
         """
         i, start, stop = self._rows, self._filled, self._filled + len(tokens)
         self._part("tokens")[start:stop] = tokens
         self._part("q_starts")[i + 1 :] = stop
         self._part("pages")[i, : len(pages)] = pages
         self._page_columns = max(self._page_columns, len(pages))
-        for name, value in {"kv_lens": kv_len, "decoding": decoding, **rows}.items():
+        for name, value in {"kv_lens": kv_len, "decoding": decoding, "slot": rows.get("row", 0), **rows}.items():
             part = self._part(name)
             (part.view(np.float32) if name in FLOAT_ROWS else part)[i] = value
         self._rows, self._filled = i + 1, stop

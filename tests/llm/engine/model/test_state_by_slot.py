@@ -82,7 +82,7 @@ class DecayMixer:
             batch, seq = step.batch, step.batch.sequence_of_token()
             t = jnp.arange(len(batch.tokens))
             first = (t == batch.q_starts[seq]) & (batch.q_lens == batch.kv_lens)[seq]
-            return jnp.where(t < step.num_tokens, batch.rows[seq], -1), first
+            return jnp.where(t < step.num_tokens, batch.slots[seq], -1), first
 
         return step.once("decay", made)
 

@@ -29,7 +29,7 @@ class StateForm(NamedTuple):
     """What a mixer keeps of sequences between steps, in arrays whose first axis is that of pages, or of slots.
 
     A page holds `page_size` positions of a sequence (`Batch.pages`); its content can be shared by sequences that begin
-    alike. A slot holds all of one sequence (`Batch.rows`), and what a former owner left in it; a sequence is new where
+    alike. A slot holds all of one sequence (`Batch.slots`), and what a former owner left in it; a sequence is new where
     its tokens in the step are all it has (`q_lens == kv_lens`).
     """
 
