@@ -245,8 +245,8 @@ def _of_chip(memory: Memory, cores: int, fits: bool) -> MemoryOfChip:
 
 
 def _padding(sized: PlannedModel, page_bytes: float) -> float:
-    mixers = (spec.mixer for spec in sized.arch.layers if spec.mixer.owns_cache)
-    own = 2 * sum(each.num_kv_heads * each.head_dim for each in mixers) * sized.programs.kv_dtype.itemsize
+    attended = (spec.attention for spec in sized.arch.layers if spec.attention and spec.attention.owns_cache)
+    own = 2 * sum(each.num_kv_heads * each.head_dim for each in attended) * sized.programs.kv_dtype.itemsize
     return page_bytes / sized.config.page_size * math.prod(sized.programs.mesh.shape.values()) / own
 
 

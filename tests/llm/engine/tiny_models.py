@@ -151,6 +151,17 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {  # name -> transformers' cla
             "post_norm_eps": 0.3,  # these, so large that they can be told apart
         },
     ),
+    "qwen3_5": (
+        "Qwen3_5Text",
+        {
+            "head_dim": 32,
+            "num_hidden_layers": 4,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 24,
+        },
+    ),
 }
 VISION = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 VISION |= {"patch_size": 4, "pos_emb_height": 4, "pos_emb_width": 4, "max_position_embeddings": 16}
@@ -180,14 +191,16 @@ def make(family: str, seed: int = 0, **changes: Any) -> transformers.PreTrainedM
         for name, weight in [*model.named_parameters(), *_scalars(model)]:
             noise = torch.randn(weight.shape, generator=random)
             if name.endswith(VARYING):
-                first_gemmas = "gemma" in family and "gemma4" not in family
-                around_zero = first_gemmas or (family == "muse_glimmer" and name.endswith("layernorm.weight"))
+                around_zero = ("gemma" in family and "gemma4" not in family) or (
+                    family == "qwen3_5" and "linear_attn" not in name
+                )
+                around_zero |= family == "muse_glimmer" and name.endswith("layernorm.weight")
                 weight.copy_(noise * 0.3 + (0.0 if around_zero else 1.0))
             elif name.endswith("experts.down_proj"):  # Gemma 4's: of their width, not of the model's
                 weight.copy_(noise * weight.shape[-1] ** -0.5)
             elif name.endswith("sinks"):
                 weight.copy_(noise + 2.0)
-            elif name.endswith("bias"):
+            elif name.endswith(("bias", "A_log", "conv1d.weight")):
                 weight.copy_(noise * 0.5)
             else:
                 fan_in = HIDDEN if "embed" not in name else 1 if "gemma" not in family else HIDDEN

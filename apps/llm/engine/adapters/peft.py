@@ -181,7 +181,7 @@ class PeftAdapter:
     def _layer(self, layer: int, split: Split, rank: int, dtype: jnp.dtype) -> Adapted:
         """One layer's matrices, in the layout of the fused products; see `LowRank`."""
         spec = self.arch.layers[layer]
-        made = self._attention(layer, spec.mixer, split, rank)
+        made = {} if spec.attention is None else self._attention(layer, spec.attention, split, rank)
         if spec.mlp is not None:
             made |= self._mlp(layer, spec.mlp, rank)
         return {name: LowRank(*(part.astype(dtype) for part in pair)) for name, pair in made.items()}
@@ -189,6 +189,10 @@ class PeftAdapter:
     def _attention(self, layer: int, attention: Attention, split: Split, rank: int) -> Adapted:
         heads, dim = split.heads(attention.num_heads, attention.num_kv_heads), attention.head_dim
         q, *shared = self._pairs(layer, "self_attn.qkv_proj", _projections(attention), attention.fused, rank)
+        gate = None if not attention.gated or attention.gate_in_q else self._pair(layer, GATE, rank)
+        if attention.gate_in_q:
+            each = q.b.reshape(rank, attention.num_heads, 2, dim)
+            q, gate = (LowRank(q.a, each[:, :, which].reshape(rank, -1)) for which in range(2))
         by_head = q.b.reshape(rank, heads.kv_heads, heads.group, dim).transpose(2, 0, 1, 3)
         queries = by_head.reshape(heads.group, rank, -1)
         repeated = [
@@ -196,7 +200,7 @@ class PeftAdapter:
         ]
         qkv = LowRank(np.stack([q.a, *(pair.a for pair in shared)]), np.concatenate([queries, *repeated]))
         made = {"qkv": qkv, "out": _stacked(self._pair(layer, "self_attn.o_proj", rank))}
-        return made | ({"gate": _stacked(self._pair(layer, GATE, rank))} if attention.gated else {})
+        return made if gate is None else made | {"gate": _stacked(gate)}
 
     def _mlp(self, layer: int, mlp: Mlp, rank: int) -> Adapted:
         into = _stacked(*self._pairs(layer, "mlp.gate_up_proj", _into(mlp), mlp.fused, rank))
@@ -218,7 +222,11 @@ def _stacked(*found: LowRank) -> LowRank:
 def _projections(attention: Attention) -> dict[str, int]:
     """Outputs of the projections into attention that a layer has."""
     queries, keys = attention.num_heads * attention.head_dim, attention.num_kv_heads * attention.head_dim
-    every = {"self_attn.q_proj": queries, "self_attn.k_proj": keys, "self_attn.v_proj": keys}
+    every = {
+        "self_attn.q_proj": queries * (2 if attention.gate_in_q else 1),
+        "self_attn.k_proj": keys,
+        "self_attn.v_proj": keys,
+    }
     return dict(list(every.items())[: 1 + attention.kv_projections])
 
 
@@ -230,16 +238,19 @@ def _into(mlp: Mlp) -> dict[str, int]:
 
 def _targets(spec: LayerSpec, hidden: int) -> dict[str, tuple[int, int]]:
     """Inputs and outputs of the layer's projections that an adapter may change."""
-    attention, mlp = spec.mixer, spec.mlp
-    into = _projections(attention)
-    if attention.fused:
-        into = {"self_attn.qkv_proj": sum(into.values())}
+    attention, mlp = spec.attention, spec.mlp
+    into: dict[str, int] = {}
+    found: dict[str, tuple[int, int]] = {}
+    if attention is not None:
+        into = _projections(attention)
+        if attention.fused:
+            into = {"self_attn.qkv_proj": sum(into.values())}
+        if attention.gated and not attention.gate_in_q:
+            into[GATE] = attention.num_heads * attention.head_dim
+        found["self_attn.o_proj"] = attention.num_heads * attention.head_dim, hidden
     if mlp is not None:
         into |= {"mlp.gate_up_proj": 2 * mlp.width} if mlp.fused else _into(mlp)
-    if attention.gated:
-        into[GATE] = attention.num_heads * attention.head_dim
-    found = {name: (hidden, out) for name, out in into.items()}
-    found["self_attn.o_proj"] = attention.num_heads * attention.head_dim, hidden
+    found |= {name: (hidden, out) for name, out in into.items()}
     return found if mlp is None else found | {"mlp.down_proj": (mlp.width, hidden)}
 
 

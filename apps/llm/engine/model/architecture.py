@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from apps.llm.engine.model.layers import Attention, Experts, LayerSpec, Norm
+from apps.llm.engine.model.layers import Attention, DeltaNet, Experts, LayerSpec, Norm
 from apps.llm.engine.model.split import Split
 
 
@@ -64,6 +64,11 @@ class Architecture:
         return list(dict.fromkeys(spec.mixer for spec in self.layers if isinstance(spec.mixer, Attention)))
 
     @property
+    def recurrent(self) -> list[DeltaNet]:
+        """The layers' mixers that keep a state for each sequence instead of pages, each kind once."""
+        return list(dict.fromkeys(spec.mixer for spec in self.layers if isinstance(spec.mixer, DeltaNet)))
+
+    @property
     def layers_of_experts(self) -> list[int]:
         """The layers that have experts."""
         return [number for number, spec in enumerate(self.layers) if spec.experts is not None]
@@ -116,6 +121,13 @@ class Architecture:
                 raise ValueError(
                     f"tensor_parallel {devices} cannot split {num_heads} attention heads with "
                     f"{num_kv_heads} key/value heads evenly; it can be one of {fits}"
+                )
+        for mixer in self.recurrent:
+            if mixer.num_key_heads % devices:
+                fits = [n for n in range(1, mixer.num_key_heads + 1) if mixer.num_key_heads % n == 0]
+                raise ValueError(
+                    f"tensor_parallel {devices} cannot split {mixer.num_key_heads} key heads of linear attention "
+                    f"evenly; it can be one of {fits}"
                 )
         return split
 

@@ -5,7 +5,7 @@ The architecture's reader makes one `LayerSpec` for each layer, once. Nothing el
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from apps.llm.engine.model.rope import Rope
 
@@ -49,7 +49,8 @@ class Attention:
     softcap: float | None = None  # cap * tanh(scores / cap)
     qk_norm: Norm | None = None  # over each head of q and k (Qwen3, Gemma 3 and 4)
     value_norm: Norm | None = None  # over each head of v (Gemma 4)
-    gated: bool = False  # each number of the heads' outputs is multiplied by a sigmoid gate (Muse Glimmer)
+    gated: bool = False  # each number of the heads' outputs is multiplied by a sigmoid gate (Muse Glimmer, Qwen3.5)
+    gate_in_q: bool = False  # the checkpoint has each head's gate after its query (Qwen3.5)
     bias: bool = False  # on q, k and v
     output_bias: bool = False
     sinks: bool = False  # each query head has a learned score beside those of the keys (gpt-oss)
@@ -77,6 +78,46 @@ class Attention:
     def serving(self, longest: int) -> "Attention":
         """The same for sequences of up to `longest` tokens."""
         return self if self.rope is None else replace(self, rope=self.rope.serving(longest))
+
+
+@dataclass(frozen=True)
+class DeltaNet:
+    """Linear attention by the gated delta rule: a matrix for each value head, which each token decays and corrects.
+
+    A convolution over the last tokens comes before it. Source: Yang et al. 2024, "Gated Delta Networks",
+    https://arxiv.org/abs/2412.06464.
+    """
+
+    num_key_heads: int
+    num_value_heads: int  # of each key head, as many, one after another
+    key_dim: int
+    value_dim: int
+    taps: int  # of the convolution, the token's own included
+    norm: Norm  # of each value head's output, before it is gated
+
+    @property
+    def owns_cache(self) -> bool:
+        return True
+
+    @property
+    def form(self) -> "DeltaNet":
+        return self
+
+    @property
+    def values_per_key(self) -> int:
+        return self.num_value_heads // self.num_key_heads
+
+    @property
+    def rows(self) -> int:
+        """Rows of its matrices, each of hidden_size numbers."""
+        return 2 * self.num_key_heads * self.key_dim + self.num_value_heads * (3 * self.value_dim + 2)
+
+    def may_read(self, other: "Mixer") -> bool:
+        """No other layer's state serves it."""
+        return False
+
+    def serving(self, longest: int) -> "DeltaNet":
+        return self
 
 
 @dataclass(frozen=True)
@@ -128,8 +169,8 @@ class LayerInput:
     activation: Activation
 
 
-Mixer = Attention
-"""What mixes a layer's tokens with those before them. A union, once there is another kind."""
+Mixer = Attention | DeltaNet
+"""What mixes a layer's tokens with those before them."""
 FeedForward = Mlp | Experts | MlpBesideExperts
 
 
@@ -143,6 +184,16 @@ class LayerSpec:
     post_norm: Norm | None = None  # also after the mixer and the feed-forward network (Gemma 2 to 4)
     inputs: LayerInput | None = None
     scalar: bool = False  # its output is multiplied by a number (Gemma 4)
+
+    @property
+    def attention(self) -> Attention | None:
+        """Its mixer, if that is softmax attention."""
+        return self.mixer if isinstance(self.mixer, Attention) else None
+
+    def attending(self, **changes: Any) -> "LayerSpec":
+        """The same with other fields of its attention."""
+        assert self.attention is not None
+        return replace(self, mixer=replace(self.attention, **changes))
 
     @property
     def mlp(self) -> Mlp | None:

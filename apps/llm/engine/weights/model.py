@@ -57,13 +57,15 @@ class Model:
         return cls(arch.serving(config.max_model_len), checkpoint, random)
 
     def settle(self, config: EngineConfig) -> EngineConfig:
-        """The config with the quantization of a prepared or quantized checkpoint; unchanged for other models.
+        """The config with the quantization of a prepared or quantized checkpoint, and without what a model cannot do.
 
         Raises:
-            ValueError: the config contradicts how the weights were prepared.
+            ValueError: the config contradicts how the weights were prepared, or asks for what the model cannot do.
             UnsupportedModel: the weights are quantized in a way that cannot be read.
         """
-        return config if self.checkpoint is None or self.random_weights else self.checkpoint.settle(config)
+        if self.checkpoint is not None and not self.random_weights:
+            config = self.checkpoint.settle(config)
+        return _without_reuse(config) if self.arch.recurrent else config
 
     def at_size(self, config: EngineConfig, shards: int) -> "Model":
         """With `tiny`, a tiny stand-in that splits over `shards` devices like the model; otherwise the model itself.
@@ -83,3 +85,20 @@ class Model:
         if config.max_model_len and config.max_model_len > own:
             raise ValueError(f"max_model_len is {config.max_model_len}, but this model's context is {own}: lower it")
         return config.max_model_len or own
+
+
+def _without_reuse(config: EngineConfig) -> EngineConfig:
+    """For a model that keeps a state for each sequence: that has one place, its end, from which to go on.
+
+    Raises:
+        ValueError: the config asks for more.
+    """
+    wanted = {"prefix_cache_host_gib": config.prefix_cache_host_gib, "kv_events": config.kv_events}
+    for name, value in wanted.items():
+        if value:
+            raise ValueError(
+                f"{name} is for reused prefixes, which a model with linear attention does not have: unset it"
+            )
+    if config.prefix_cache or config.speculation != "off":
+        log.info("no prefixes are reused and nothing is drafted: the model keeps a state for each sequence")
+    return config.model_copy(update={"prefix_cache": False, "speculation": "off"})

@@ -15,7 +15,7 @@ from tests.llm.engine.model.test_models import IDS, Stepper, worst_error
 
 FAMILIES = (
     "llama2", "llama3.2", "mistral", "phi3", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "gemma4", "gemma4_e",
-    "muse_glimmer",
+    "muse_glimmer", "qwen3_5",
 )  # fmt: skip
 RANK = 8
 
@@ -51,7 +51,7 @@ def test_logits_are_those_of_the_merged_model(family: str, tmp_path: Path, compi
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "devices"),
-    [("llama2", 2), ("llama2", 4), ("phi3", 2), ("gemma", 2), ("gemma", 4), ("muse_glimmer", 2)],
+    [("llama2", 2), ("llama2", 4), ("phi3", 2), ("gemma", 2), ("gemma", 4), ("muse_glimmer", 2), ("qwen3_5", 2)],
 )
 def test_logits_on_several_devices(family: str, devices: int, tmp_path: Path) -> None:
     """Gemma's one key/value head is repeated for each device; four devices split a chunk's tokens."""

@@ -15,6 +15,7 @@ from apps.llm.engine.execute.local import LocalExecutor
 from apps.llm.engine.execute.step import StepShape
 from apps.llm.engine.model import params
 from apps.llm.engine.model.families.hugging_face import from_hf_config
+from apps.llm.engine.model.mixers.attention import AttentionMixer
 from apps.llm.engine.weights.checkpoint import Checkpoint
 from apps.llm.engine.weights.model import Model
 from ray_configs.llm import EngineConfig
@@ -76,13 +77,14 @@ for devices in (1, 4):
         for name in ("qkv", "out", "down", "experts_in", "experts_out")
         if name in layer
     }
+attention = next(mixer for mixer in executor.decoder.mixers if isinstance(mixer, AttentionMixer))
 print(
     json.dumps(
         {
             "rows": rows,
             "shards": shards,
             "bytes": params.nbytes(executor.params),
-            "heads": [executor.decoder.mixers[0].heads.kv_heads, executor.decoder.mixers[0].heads.repeat],
+            "heads": [attention.heads.kv_heads, attention.heads.repeat],
             "error": float(np.abs(found[4] - found[1]).max() / np.abs(found[1]).max()),
             "cache": jax.tree.leaves(executor.caches)[0].addressable_shards[0].data.shape,
         }

@@ -89,6 +89,20 @@ def test_the_same_logits_of_experts_that_the_devices_do_not_divide(tmp_path: Pat
 
 
 @pytest.mark.parametrize("kind", ["float32", "int8"])
+def test_the_same_logits_of_linear_attention(kind: str, tmp_path: Path) -> None:
+    """Each device has a key head, its value heads, and what belongs to them."""
+    sizes = {"linear_num_key_heads": 4, "linear_num_value_heads": 8}
+    tiny_models.save(tiny_models.make("qwen3_5", **sizes), tmp_path)
+    tiny_models.save_tokenizer(tmp_path)
+    found = loaded(tmp_path, kind)
+    assert found["error"] < (1e-5 if kind == "float32" else 1e-2)
+    of_layer = {name: rows for name, rows in found["rows"].items() if ".layers.0.linear_attn." in name}
+    own = {name.split("linear_attn.")[1]: rows for name, rows in of_layer.items()}
+    assert own["in_proj_qkv.weight"] == own["conv1d.weight"] == 4 * 2 * 16 + 8 * 24, "each row once, over all devices"
+    assert own["in_proj_z.weight"] == 8 * 24 and own["in_proj_b.weight"] == own["A_log"] == 8
+
+
+@pytest.mark.parametrize("kind", ["float32", "int8"])
 def test_the_same_logits_of_gated_attention(kind: str, tmp_path: Path) -> None:
     """Each device's heads have their gates there."""
     tiny_models.save(tiny_models.make("muse_glimmer"), tmp_path)

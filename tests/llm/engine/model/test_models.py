@@ -79,7 +79,7 @@ def worst_error(stepper: Stepper, reference: transformers.PreTrainedModel | np.n
     return float(np.abs(ours - reference).max() / np.abs(reference).max())
 
 
-QUICK = {"llama3", "qwen3", "mixtral", "gpt_oss", "gemma3", "gemma4", "muse_glimmer"}
+QUICK = {"llama3", "qwen3", "mixtral", "gpt_oss", "gemma3", "gemma4", "muse_glimmer", "qwen3_5"}
 """Families whose differences are those of the others, or most of them."""
 
 

@@ -42,12 +42,12 @@ EACH: Choices = (
     ({"quantize_kv_cache": "int8"}, 0.03),
     ({"quantize_kv_cache": "fp8"}, 0.06),
 )
-SENSITIVE = {"gemma4": 3.5, "gemma4_e": 5.0, "muse_glimmer": 3.0}
+SENSITIVE = {"gemma4": 3.5, "gemma4_e": 5.0, "muse_glimmer": 3.0, "qwen3_5": 3.0}
 """Times the bounds: attention scores have no scale, or a large one, so with random weights they are large, and errors
 in them count more. With queries a quarter as large the error is a quarter to a third. transformers' own models, with
-their matrices rounded to int8 alike, are 7, 11 and 6 % off."""
+their matrices rounded to int8 alike, are 7, 11 and 6 % off. Qwen3.5's is 7 % off, too: errors add up in its states."""
 
-SLOW = "gemma2", "gemma3", "gemma4", "gemma4_e", "muse_glimmer"
+SLOW = "gemma2", "gemma3", "gemma4", "gemma4_e", "muse_glimmer", "qwen3_5"
 
 
 @pytest.mark.parametrize(
@@ -67,6 +67,7 @@ def test_logits_stay_close(family: str, choices: Choices, tmp_path: Path, compil
         assert 1e-4 < error < bound * SENSITIVE.get(family, 1.0), settings
         if "quantize_weights" in settings:
             assert nbytes(stepper.executor.params) < 0.5 * nbytes(full.executor.params)
-            assert isinstance(stepper.executor.params["layers"][0]["qkv"], QuantArray)
+            assert isinstance(stepper.executor.params["layers"][-1]["qkv"], QuantArray)
         if "quantize_kv_cache" in settings:
-            assert nbytes(stepper.executor.caches) == nbytes(full.executor.caches) / 4
+            pages, whole = (each.executor._specs.bytes_held_by("pages") for each in (stepper, full))
+            assert pages == whole / 4

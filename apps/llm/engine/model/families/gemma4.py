@@ -44,19 +44,17 @@ def layers(config: Mapping[str, Any], alike: Sequence[LayerSpec], mlp: Mlp) -> t
     full = _full_attention(config)
     own_keys, width = _with_own_keys(config), config["hidden_size_per_layer_input"]
     wide = replace(mlp, width=mlp.width * (2 if config.get("use_double_wide_mlp") else 1))
-    return tuple(
-        replace(
-            spec,
-            mixer=replace(
-                spec.mixer,
-                **(full if spec.mixer.window is None else {}) | ({} if layer < own_keys else {"kv_projections": 0}),
-            ),
+
+    def made(layer: int, spec: LayerSpec) -> LayerSpec:
+        heads = full if spec.attention is not None and spec.attention.window is None else {}
+        return replace(
+            spec.attending(**heads | ({} if layer < own_keys else {"kv_projections": 0})),
             feed_forward=_feed_forward(spec, mlp if layer < own_keys else wide),
             inputs=LayerInput(width, mlp.activation) if width else None,
             scalar=True,
         )
-        for layer, spec in enumerate(alike)
-    )
+
+    return tuple(made(layer, spec) for layer, spec in enumerate(alike))
 
 
 def _feed_forward(spec: LayerSpec, mlp: Mlp) -> Mlp | MlpBesideExperts:

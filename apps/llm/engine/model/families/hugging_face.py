@@ -1,8 +1,8 @@
 """Reads the architecture of a checkpoint's decoder from its Hugging Face config.json.
 
 Sources: the config classes and modeling files of transformers for llama, mistral, mixtral, phi3, qwen2, qwen2_moe,
-qwen3, qwen3_moe, gemma, gemma2, gemma3 and gpt_oss; `gemma4` and `muse_glimmer` describe theirs, `defaults` what a file
-leaves out.
+qwen3, qwen3_moe, gemma, gemma2, gemma3 and gpt_oss; `gemma4`, `muse_glimmer` and `qwen3_5` describe theirs, `defaults`
+what a file leaves out.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from apps.llm.engine.model.architecture import Architecture
-from apps.llm.engine.model.families import config_fields, defaults, gemma4, muse_glimmer
+from apps.llm.engine.model.families import config_fields, defaults, gemma4, muse_glimmer, qwen3_5
 from apps.llm.engine.model.families.config_fields import check_fields, check_together
 from apps.llm.engine.model.layers import Activation, Attention, Experts, LayerSpec, Mlp, Norm
 from apps.llm.engine.model.rope import UnsupportedModel, ropes
@@ -18,7 +18,7 @@ from apps.llm.engine.model.rope import UnsupportedModel, ropes
 FAMILIES = (
     *("llama", "mistral", "mixtral", "mistral3", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
     *("gemma", "gemma2", "gemma3", "gemma3_text", "gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"),
-    *("gpt_oss", "muse_glimmer"),
+    *("gpt_oss", "muse_glimmer", "qwen3_5", "qwen3_5_text"),
 )
 WITH_TOWER = {
     "gemma3": "gemma3_text",
@@ -26,12 +26,17 @@ WITH_TOWER = {
     "gemma4_unified": "gemma4_unified_text",
     "mistral3": "mistral",
     "muse_glimmer": "muse_glimmer_text",
+    "qwen3_5": "qwen3_5_text",
 }
 """Families with towers for other media, which are not loaded, and their decoder's where its config does not say it."""
+DESCRIBED = {"muse_glimmer": muse_glimmer.described, "qwen3_5": qwen3_5.described}
+"""Families of which more is to be said once their layers are read as others' are."""
 DENSE = {"mixtral": "mistral", "qwen2_moe": "qwen2", "qwen3_moe": "qwen3"}
 """Families with experts, and the one that they are otherwise like."""
 OWN_BIAS = {"mistral", "mixtral", "phi3", "qwen2", "qwen2_moe"}
 """Families whose attention has biases or none, whatever attention_bias says."""
+QK_NORMED = {"qwen3", "qwen3_moe", "qwen3_5", "gemma3", "gemma4"}
+"""Families whose queries and keys are normed, head by head."""
 Need = Callable[..., Any]
 """A field's value, or the default; raises UnsupportedModel if there is neither."""
 
@@ -62,6 +67,8 @@ def _from_hf_config(config: Mapping[str, Any], generation: Mapping[str, Any] | N
         config, family = gemma4.completed(config, family), "gemma4"
     if family == "muse_glimmer_text":
         config, family = muse_glimmer.completed(config), "muse_glimmer"
+    if family == "qwen3_5_text":
+        config, family = qwen3_5.completed(config), "qwen3_5"
 
     def need(name: str, default: Any = None) -> Any:
         value = config.get(name, default)
@@ -90,7 +97,8 @@ def _from_hf_config(config: Mapping[str, Any], generation: Mapping[str, Any] | N
         labels=labels,
         answers=tuple(config.get("classifier_from_token") or ()) or None,
     )
-    return muse_glimmer.described(arch, config) if family == "muse_glimmer" else arch
+    describe = DESCRIBED.get(family)
+    return describe(arch, config) if describe else arch
 
 
 def _layers(config: Mapping[str, Any], family: str, need: Need) -> tuple[int, tuple[LayerSpec, ...]]:
@@ -140,7 +148,7 @@ def _attention(config: Mapping[str, Any], family: str, need: Need) -> Attention:
         head_dim=head_dim,
         scale=1.0 if family == "gemma4" else query_scale**-0.5,
         softcap=config.get("attn_logit_softcapping") if capped else None,
-        qk_norm=_norm(family, need) if family in ("qwen3", "qwen3_moe", "gemma3", "gemma4") else None,
+        qk_norm=_norm(family, need) if family in QK_NORMED else None,
         value_norm=replace(_norm(family, need), weighted=False) if family == "gemma4" else None,
         bias=qkv_bias or bias,
         output_bias=bias,
@@ -151,7 +159,8 @@ def _attention(config: Mapping[str, Any], family: str, need: Need) -> Attention:
 
 def _norm(family: str, need: Need) -> Norm:
     gemma4 = family == "gemma4"
-    return Norm(need("rms_norm_eps"), plus_one=family.startswith("gemma") and not gemma4, wide=gemma4)
+    plus_one = family == "qwen3_5" or (family.startswith("gemma") and not gemma4)
+    return Norm(need("rms_norm_eps"), plus_one=plus_one, wide=gemma4)
 
 
 def _decoder_of(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
@@ -163,7 +172,7 @@ def _decoder_of(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
         return config, family
     text = config.get("text_config") or (defaults.MISTRAL3 if family == "mistral3" else {})
     # Gemma 4's files have more ends beside the decoder's config than in it; the head belongs to the whole.
-    tied = config.get("tie_word_embeddings", None if family == "muse_glimmer" else True)
+    tied = config.get("tie_word_embeddings", {"muse_glimmer": None, "qwen3_5": False}.get(family, True))
     beside = {"eos_token_id": config.get("eos_token_id"), "tie_word_embeddings": tied}
     text = {**text, **{name: value for name, value in beside.items() if value is not None}}
     inner = text.get("model_type", WITH_TOWER[family])

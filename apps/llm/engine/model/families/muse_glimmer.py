@@ -46,20 +46,17 @@ def described(arch: Architecture, config: Mapping[str, Any]) -> Architecture:
     norm, post_norm = Norm(eps, plus_one=True), Norm(config["post_norm_eps"], plus_one=True)
 
     def layer(spec: LayerSpec, theta: float) -> LayerSpec:
-        attention, rope = spec.mixer, spec.mixer.rope if theta else None
+        attention = spec.attention
+        assert attention is not None
+        rope = attention.rope if theta else None
         # transformers rotates all by one theta, whatever this says; others take what it says.
         if rope is not None and theta not in (True, rope.theta):
             raise UnsupportedModel(
                 f"config.json: layer_rope_theta {theta} is not supported: it can only be 0, or rope_theta, {rope.theta}"
             )
-        mixer = replace(
-            attention,
-            rope=rope,
-            scale=attention.scale * config["qk_scale_factor"],
-            qk_norm=Norm(eps, weighted=False),
-            gated=True,
-        )
-        return replace(spec, mixer=mixer, norm=norm, post_norm=post_norm)
+        scale, qk_norm = attention.scale * config["qk_scale_factor"], Norm(eps, weighted=False)
+        gated = spec.attending(rope=rope, scale=scale, qk_norm=qk_norm, gated=True)
+        return replace(gated, norm=norm, post_norm=post_norm)
 
     return replace(
         arch,

@@ -7,6 +7,7 @@ from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.model.layers import (
     Activation,
     Attention,
+    DeltaNet,
     Experts,
     FeedForward,
     LayerSpec,
@@ -71,7 +72,13 @@ class _Narrow:
     def layer(self, spec: LayerSpec) -> LayerSpec:
         inputs = spec.inputs and replace(spec.inputs, width=HEAD_DIM)
         feed_forward = self.feed_forward(spec.feed_forward)
-        return replace(spec, mixer=self.attention(spec.mixer), feed_forward=feed_forward, inputs=inputs)
+        mixer = self.linear(spec.mixer) if isinstance(spec.mixer, DeltaNet) else self.attention(spec.mixer)
+        return replace(spec, mixer=mixer, feed_forward=feed_forward, inputs=inputs)
+
+    def linear(self, mixer: DeltaNet) -> DeltaNet:
+        """A key head on each device, with as many value heads as it has."""
+        keys, values = self.shards, self.shards * mixer.values_per_key
+        return replace(mixer, num_key_heads=keys, num_value_heads=values, key_dim=HEAD_DIM, value_dim=HEAD_DIM)
 
     def attention(self, attention: Attention) -> Attention:
         head_dim = HEAD_DIM if attention.head_dim == self.head_dim else 2 * HEAD_DIM

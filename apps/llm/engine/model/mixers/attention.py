@@ -67,7 +67,7 @@ class AttentionMixer:
             "out": Param((hidden, inputs), ("embed", "kv_heads"), out, matrix=True),
         }
         if spec.gated:
-            gates = tensor(f"{name}.gate_proj.weight", inputs, hidden)
+            gates = self._gates(name, hidden)
             params["gate"] = Param((inputs, hidden), ("kv_heads", "embed"), gates, matrix=True)
         if spec.sinks:
             sinks = tensor(f"{name}.sinks", queries)
@@ -100,10 +100,22 @@ class AttentionMixer:
 
         parts = []
         for kv_head in range(heads.kv_heads):
-            source = kv_head // heads.repeat
-            parts.append(part(0, kv_head * heads.group, heads.group))
+            source, first = kv_head // heads.repeat, kv_head * heads.group
+            if spec.gate_in_q:
+                own = range(first, first + heads.group)
+                parts += [Rows(names[0], (2 * queries, *inputs), 2 * dim * q, (2 * q + 1) * dim) for q in own]
+            else:
+                parts.append(part(0, first, heads.group))
             parts += [part(which, source, 1) for which in range(1, 1 + spec.kv_projections)]
         return tuple(parts)
+
+    def _gates(self, name: str, hidden: int) -> Source:
+        """A gate for each number of the query heads' outputs, head by head."""
+        heads, dim = self.spec.num_heads, self.spec.head_dim
+        if not self.spec.gate_in_q:
+            return tensor(f"{name}.gate_proj.weight", heads * dim, hidden)
+        shape = 2 * heads * dim, hidden
+        return tuple(Rows(f"{name}.q_proj.weight", shape, (2 * q + 1) * dim, (2 * q + 2) * dim) for q in range(heads))
 
     def adapted(self) -> dict[str, AdaptedProduct]:
         heads, kv, dim = self.heads, self.spec.kv_projections, self.spec.head_dim
