@@ -22,6 +22,8 @@ from apps.llm.chat.formats.mistral import ARGS, MARK, Mistral
 from apps.llm.chat.formats.plain import FUNCTOOLS, PHI_CALL, PHI_END, PHI_TOOL, Plain
 from apps.llm.chat.formats.pythonic import TAG as PYTHON_TAG
 from apps.llm.chat.formats.pythonic import Pythonic
+from apps.llm.chat.formats.qwen_coder import TAGS as QWEN_CODER
+from apps.llm.chat.formats.qwen_coder import QwenCoder
 from apps.llm.chat.grammar import Constraint, lark, schema_rule
 from apps.llm.chat.reader import AnswerReader, ReasoningMarks
 from apps.llm.chat.shape import OFFERED, Message, Shape
@@ -241,6 +243,7 @@ def _calls(template: str, chosen: ToolCallFormat) -> CallFormat | None:
     plain = Plain(FUNCTOOLS) if FUNCTOOLS in template else Plain(PHI_CALL, PHI_END) if phi else Plain()
     formats: dict[str, CallFormat | None] = {
         "hermes": Hermes(),
+        "qwen3_coder": QwenCoder(),
         "llama": Llama(),
         "pythonic": Pythonic(),
         "mistral": mistral,
@@ -251,6 +254,8 @@ def _calls(template: str, chosen: ToolCallFormat) -> CallFormat | None:
     }
     if chosen != "auto":
         return formats[chosen]
+    if QWEN_CODER.opens in template:
+        return formats["qwen3_coder"]
     if any(mark in template for mark in UNREAD):
         return None
     signs = {

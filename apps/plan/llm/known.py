@@ -95,6 +95,13 @@ MUSE_GLIMMER: Config = {
         "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
     },
 }
+QWEN35: Config = {
+    "model_type": "qwen3_5_text",
+    "vocab_size": 248_320,
+    "head_dim": 256,
+    "max_position_embeddings": 262_144,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
+}
 QWEN25 = {"model_type": "qwen2", "max_position_embeddings": 32768, "rope_theta": 1e6, "hidden_act": "silu"}
 QWEN3 = QWEN25 | {"model_type": "qwen3", "vocab_size": 151936, "max_position_embeddings": 40960, "head_dim": 128}
 QWEN3_MOE = QWEN3 | {"model_type": "qwen3_moe", "num_experts_per_tok": 8, "norm_topk_prob": True}
@@ -196,6 +203,7 @@ MODELS: dict[str, Config] = {
         moe_intermediate_size=1408,
         shared_expert_intermediate_size=5632,
     ),
+    "Qwen/Qwen3.5-27B": _sized(QWEN35, 64, 5120, 17408, 24, 4, linear_num_value_heads=48),
     "Qwen/Qwen3-30B-A3B": _sized(QWEN3_MOE, 48, 2048, 6144, 32, 4, num_experts=128, moe_intermediate_size=768),
     "Qwen/Qwen3-235B-A22B": _sized(QWEN3_MOE, 94, 4096, 12288, 64, 4, num_experts=128, moe_intermediate_size=1536),
     "Qwen/Qwen3-Coder-480B-A35B": _sized(

@@ -200,6 +200,33 @@ QWEN3 = (
 )
 """Qwen3: its tokenizer_config.json."""
 
+_CODER_CALL = (
+    "{% macro coder(f) %}<tool_call>\n<function={{ f.name }}>\n{% for k, v in f.arguments | items %}<parameter={{ k }}>"
+    "{{ '\n' }}{{ v | tojson if v is mapping or (v is sequence and v is not string) else v | string }}"
+    "{{ '\n' }}</parameter>\n{% endfor %}</function>\n</tool_call>{% endmacro %}"
+)
+QWEN35 = (
+    _CODER_CALL
+    + SYSTEM
+    + REST
+    + "{% if not rest | selectattr('role', 'equalto', 'user') | list %}"
+    + "{{ raise_exception('no user query') }}{% endif %}"
+    + "{% if tools or sys %}<|im_start|>system\n{% for t in tools or [] %}{{ t | tojson + '\n' }}{% endfor %}"
+    + "{{ sys | trim }}<|im_end|>\n{% endif %}{% for m in rest %}"
+    + "{% if m.role == 'system' %}{{ raise_exception('a system message must be at the beginning') }}"
+    + "{% elif m.role == 'user' %}<|im_start|>user\n{{ m.content | trim }}<|im_end|>\n"
+    + "{% elif m.role == 'assistant' %}<|im_start|>assistant\n<think>\n{{ (m.reasoning_content or '') | trim }}"
+    + "{{ '\n</think>\n\n' }}{{ m.content | trim }}{% for c in m.tool_calls or [] %}"
+    + "{{ '\n\n' if loop.first and m.content | trim else '' if loop.first else '\n' }}{{ coder(c.function) }}"
+    + "{% endfor %}<|im_end|>\n{% elif m.role == 'tool' %}"
+    + "{% if loop.first or rest[loop.index0 - 1].role != 'tool' %}<|im_start|>user{% endif %}"
+    + "{{ '\n<tool_response>\n' + m.content + '\n</tool_response>' }}"
+    + "{% if loop.last or rest[loop.index0 + 1].role != 'tool' %}<|im_end|>\n{% endif %}{% endif %}{% endfor %}"
+    + "<|im_start|>assistant\n{{ '<think>\n\n</think>\n\n' if enable_thinking is defined and not enable_thinking "
+    + "else '<think>\n' }}"
+)
+"""Qwen3.5 to 3.8, and Qwen3-Coder but for its reasoning: their chat_template.jinja."""
+
 _ATEM_CALL = (
     "{% macro atem(f) %}"
     "{% if f.arguments is not mapping %}{{ raise_exception('arguments must be a mapping') }}{% endif %}"
@@ -248,5 +275,6 @@ RELEASED = {
     "DeepSeek V3.1": DEEPSEEK_V31,
     "DeepSeek R1": DEEPSEEK_R1,
     "Qwen3": QWEN3,
+    "Qwen3.5": QWEN35,
     "Muse Glimmer": MUSE_GLIMMER,
 }

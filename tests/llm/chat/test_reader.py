@@ -53,11 +53,13 @@ MARKS = [
 FRAMES = [Harmony.mark, *Harmony.other_marks, *Atem.other_marks]
 ATEM = ['<atem:invoke name="f">', '<atem:parameter name="a">', "</atem:parameter>", "</atem:invoke>"]
 ATEM += ["<atem:function_calls>", "</atem:function_calls>", " to=self<|message|>", " to=f<|message|>"]
+CODER = ["<tool_call>\n<function=f>", "<parameter=a>\n", "\n</parameter>", "</function>\n</tool_call>"]
 HEADERS = ["<|channel|>analysis<|message|>", "<|start|>assistant", "<|channel|>commentary to=functions.f json"]
 PARTS = [
     *MARKS,
     *FRAMES,
     *ATEM,
+    *CODER,
     *HEADERS,
     *NAMES,
     '{"name": "f"',

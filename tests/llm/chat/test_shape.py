@@ -40,6 +40,7 @@ FOUND = {
     "DeepSeek V3.1": Shape(as_text=True),
     "DeepSeek R1": Shape(as_text=True, text_beside="apart"),
     "Qwen3": Shape(),
+    "Qwen3.5": Shape(),
     "Muse Glimmer": Shape(),
 }
 

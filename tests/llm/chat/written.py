@@ -8,7 +8,6 @@ from typing import Any
 from apps.llm.chat.call_format import CallFormat
 from apps.llm.chat.events import ArgumentsPiece, CallEnd, CallStart, ChatEvent, ReasoningPiece, TextPiece
 from apps.llm.chat.formats.atem import Atem
-from apps.llm.chat.formats.atem_arguments import as_json
 from apps.llm.chat.formats.deepseek import CALL, CALL_END, CLOSES, OPENS, SEPARATOR, DeepSeek
 from apps.llm.chat.formats.gemma import FUNCTION_GEMMA, GEMMA4, Gemma, GemmaMarks
 from apps.llm.chat.formats.harmony import Harmony
@@ -17,6 +16,8 @@ from apps.llm.chat.formats.llama import Llama
 from apps.llm.chat.formats.mistral import Mistral
 from apps.llm.chat.formats.plain import Plain
 from apps.llm.chat.formats.pythonic import Pythonic
+from apps.llm.chat.formats.qwen_coder import QwenCoder
+from apps.llm.chat.formats.tagged_arguments import as_json
 from apps.llm.chat.reader import AnswerReader, ReasoningMarks
 
 Call = tuple[str, dict[str, Any]]
@@ -48,16 +49,16 @@ def python_call(call: Call) -> str:
 
 
 def atem_call(call: Call) -> str:
-    """A call to its tool. Without a schema, a text that could be read as JSON is written as JSON."""
     parameters = "".join(
-        f'<atem:parameter name="{key}">{atem_value(value)}</atem:parameter>\n' for key, value in call[1].items()
+        f'<atem:parameter name="{key}">{tagged(value)}</atem:parameter>\n' for key, value in call[1].items()
     )
     return f'<atem:invoke name="{call[0]}">\n{parameters}</atem:invoke>'
 
 
-def atem_value(value: Any) -> str:
-    plain = isinstance(value, str) and json.loads(as_json(value)) == value and "</atem:" not in value
-    return value if plain else json.dumps(value, ensure_ascii=False).replace("</atem:", "\\u003c/atem:")
+def tagged(value: Any) -> str:
+    """A value between tags. Without a schema, a text that could be read as JSON is written as JSON."""
+    plain = isinstance(value, str) and json.loads(as_json(value)) == value and "</" not in value
+    return value if plain else json.dumps(value, ensure_ascii=False).replace("</", "\\u003c/")
 
 
 def atem(calls: Sequence[Call]) -> str:
@@ -65,6 +66,11 @@ def atem(calls: Sequence[Call]) -> str:
     return "<|eom|><|start|>assistant".join(
         f" to={call[0]}<|message|><atem:function_calls>\n{atem_call(call)}\n</atem:function_calls>" for call in calls
     )
+
+
+def coder_call(call: Call) -> str:
+    parameters = "".join(f"<parameter={key}>\n{tagged(value)}\n</parameter>\n" for key, value in call[1].items())
+    return f"<tool_call>\n<function={call[0]}>\n{parameters}</function>\n</tool_call>"
 
 
 def to_recipients(thought: str, text: str, calls: str) -> str:
@@ -174,6 +180,7 @@ FAMILIES: dict[str, Family] = {
         reasoning=None,
         whole=to_recipients,
     ),
+    "qwen coder": Family(QwenCoder(), lambda calls: "\n".join(map(coder_call, calls))),
     "json": Family(
         Plain(), lambda calls: "[\n" + ",\n".join(as_object(call, "arguments") for call in calls) + "]", False
     ),

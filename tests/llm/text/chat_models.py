@@ -8,7 +8,7 @@ from tokenizers import AddedToken
 from apps.llm.chat.formats.atem import Atem
 from apps.llm.chat.formats.deepseek import DeepSeek
 from apps.llm.chat.formats.harmony import Harmony
-from tests.llm.chat.templates import MUSE_GLIMMER
+from tests.llm.chat.templates import MUSE_GLIMMER, QWEN35
 from tests.llm.engine import tiny_models
 
 TURNS = "{% for m in messages %}[{{ m.role }}{% if m.name %} {{ m.name }}{% endif %}] {{ m.content }}"
@@ -49,6 +49,7 @@ TEMPLATES = {
     "gemma": OFFER + TURNS + calls("<start_function_call>call:", "arguments") + "[assistant]",
     "deepseek": OFFER + TURNS + calls(DEEPSEEK[0], "arguments") + "[assistant]",
     "deepseek fenced": OFFER + "```json" + TURNS + calls(DEEPSEEK[0], "arguments") + "[assistant]",
+    "qwen3_coder": QWEN35,
     "harmony": HARMONY,
     "atem": MUSE_GLIMMER,
     "json": OFFER + TURNS + calls("", "arguments") + "[assistant]",

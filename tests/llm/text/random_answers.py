@@ -62,7 +62,7 @@ class Model:
                 continue
             words = matcher.allowed()
             tokens = [t for t in range(tiny_models.VOCAB) if words[t // 32] >> t % 32 & 1]
-            end = self.format.tokens[self.format.calls.part_end]
+            end = self.format.tokens.get(self.format.calls.part_end)
             likely = [token for token in (EOS, end) if token in tokens and dice.random() < 0.2]
             ids.append(likely[0] if likely else dice.choice(tokens))
             if not matcher.consume(ids[-1]):

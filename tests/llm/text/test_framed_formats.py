@@ -10,7 +10,6 @@ from dataclasses import replace
 import pytest
 from jsonschema import Draft202012Validator
 
-from apps.llm.api import RequestError
 from apps.llm.chat.conversation import ChatRequest, Conversation, PastCall
 from apps.llm.chat.formats import atem, harmony
 from apps.llm.chat.tools import Tool, ToolUse
@@ -112,74 +111,3 @@ PROMPTS = {
 
 def test_the_prompt_has_effort_tools_calls_and_results(model: Model) -> None:
     assert model.format.rendered(talk("xhigh"), model.tokenizer.render) == PROMPTS[model.template]
-
-
-# -- Muse Glimmer's arguments, which are not JSON ---------------------------------------------------------------------
-
-TEXTS = {
-    "type": "object",
-    "properties": {
-        "path": {"type": "string"},
-        "mode": {"enum": ["r", "rw"]},
-        "code": {"type": "string", "minLength": 2, "maxLength": 5},
-        "id": {"type": "string", "pattern": "^[a-f]{3}$"},
-        "days": {"anyOf": [{"type": "integer", "minimum": 7, "maximum": 8}, {"type": "null"}]},
-        "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
-        "place": {"$ref": "#/$defs/place"},
-    },
-    "required": ["path", "mode", "code", "id", "days", "place"],
-    "additionalProperties": False,
-    "$defs": {
-        "place": {
-            "type": "object",
-            "properties": {"city": {"enum": ["Paris", "Lyon"]}},
-            "required": ["city"],
-            "additionalProperties": False,
-        }
-    },
-}
-CLOSES = "</atem:parameter>"
-
-
-@pytest.fixture(scope="module")
-def muse(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    return Model("atem", tmp_path_factory.mktemp("muse"))
-
-
-@pytest.mark.parametrize("strict", [True, False])
-def test_parameters_follow_their_schemas(muse: Model, strict: bool) -> None:
-    """The oracle is jsonschema's validator, on what the reader makes of them."""
-    tool, seen, noted = Tool("put", "tools[0].function", "Puts.", TEXTS, strict), 0, 0
-    for seed in range(12):
-        found = muse.written(muse.turn([tool], "required"), seed, closes=CLOSES)
-        for _, arguments in found.loaded():
-            Draft202012Validator(TEXTS).validate(arguments)
-            seen, noted = seen + 1, noted + ("note" in arguments)
-    assert seen >= 12 and 0 < noted < seen
-
-
-def test_any_arguments_where_nothing_is_enforced(muse: Model) -> None:
-    """A tool beside a strict one, and one that takes what it gets."""
-    for tool in (Tool("free", "tools[1].function"), Tool("free", "tools[1].function", parameters={"type": "object"})):
-        turn = muse.turn([replace(ASK, strict=True), tool])
-        names = {name for seed in range(12) for name, _ in muse.written(turn, seed, closes=CLOSES).loaded()}
-        assert names <= {"ask", "free"}
-    turn = muse.turn([Tool("free", "tools[0].function", parameters={"type": "object"})], "required")
-    assert any(arguments for seed in range(12) for _, arguments in muse.written(turn, seed, closes=CLOSES).loaded())
-
-
-@pytest.mark.parametrize(
-    ("part", "why"),
-    [
-        ({"type": ["string", "integer"]}, "what 'x' may be"),
-        ({"type": "string", "format": "date"}, "what 'x' may be"),
-        ({}, "what 'x' may be"),
-    ],
-)
-def test_what_cannot_be_enforced_is_refused_by_name(muse: Model, part: dict[str, object], why: str) -> None:
-    schema = {"type": "object", "properties": {"x": part}, "required": ["x"], "additionalProperties": False}
-    tool = Tool("f", "tools[0].function", parameters=schema, strict=True)
-    with pytest.raises(RequestError, match=why) as refused:
-        muse.turn([tool]).constrained(SamplingParams())
-    assert refused.value.field == "tools[0].function.parameters"
-    muse.turn([replace(tool, strict=False)], "required").constrained(SamplingParams())

@@ -29,7 +29,7 @@ from tests.llm.engine.grammar import schemas
 from tests.llm.text import chat_models
 
 HELLO = [{"role": "user", "content": "hi"}]
-OTHERS = ("unknown", "none", "thinking", "qwen3", "harmony", "atem")
+OTHERS = ("unknown", "none", "thinking", "qwen3", "qwen3_coder", "harmony", "atem")
 FORMATS = [name for name in chat_models.TEMPLATES if name not in OTHERS]
 DAYS = {"days": {"type": "integer", "minimum": 0, "maximum": 99}}
 CLOSED = {"type": "object", "additionalProperties": False}
@@ -116,6 +116,7 @@ def test_forced_arguments_are_valid_for_a_hundred_schemas(engine: Engine, templa
         "deepseek fenced",
         "harmony",
         "atem",
+        "qwen3_coder",
         "llama",
         "pythonic",
         "json",

@@ -18,15 +18,16 @@ from typing import Any
 
 from apps.llm.chat.call_format import literal, mark
 from apps.llm.chat.events import ReasoningPiece, TextPiece
-from apps.llm.chat.formats.atem_arguments import NAMED, Parameters, one_of, quoted, read_arguments, rules
 from apps.llm.chat.formats.messages import ASSISTANT, MESSAGE, START, TO, MessageFormat
+from apps.llm.chat.formats.tagged_arguments import Parameters, Tags, name_before, one_of, read_arguments, rules
 from apps.llm.chat.reader import AnswerReader, Kind, Machine, NotACall
 from apps.llm.chat.values import blank, exactly
 from apps.llm.schemas.written import Schema
 
 EOM, EOT = "<|eom|>", "<|eot|>"
 OPENS, CLOSES = "<atem:function_calls>", "</atem:function_calls>"
-INVOKE, INVOKED = '<atem:invoke name="', "</atem:invoke>"
+INVOKE, NAMED, INVOKED = '<atem:invoke name="', '">', "</atem:invoke>"
+TAGS = Tags('<atem:parameter name="', NAMED, "</atem:parameter>")
 RECIPIENT = re.compile(r"to=\s*([^\s<]+)")
 SELF, USER = "self", "user"
 EFFORTS = {"none": "low", "minimal": "low", "max": "xhigh"}
@@ -74,13 +75,13 @@ class Atem(MessageFormat):
                 if found and reader.called:
                     return char
                 raise NotACall(char)
-            written, char = yield from quoted(char)
+            written, char = yield from name_before(char, NAMED)
             name = self._tool(written, reader)
             if name not in reader.names:
                 raise NotACall(char)
             reader.begin(name)
             parameters = self._parameters.get(name) or Parameters({})
-            whole, char = yield from read_arguments(char, reader.piece, parameters, INVOKED, (EOM, EOT))
+            whole, char = yield from read_arguments(char, reader.piece, TAGS, parameters, INVOKED, (EOM, EOT))
             reader.end()
             if not whole:
                 return char
@@ -98,7 +99,7 @@ class Atem(MessageFormat):
         return f"{header} {message} {before}", literal(f"{INVOKED}\n{CLOSES}")
 
     def arguments(self, rule: str, schema: Schema) -> list[str]:
-        return rules(rule, schema)
+        return rules(rule, schema, TAGS)
 
     def between_calls(self, tokens: Mapping[str, int]) -> str:
         return f"{mark(EOM, tokens)} {mark(START, tokens)} {literal(ASSISTANT)}"

@@ -13,6 +13,7 @@ from apps.llm.engine.model.declaration import declare
 from apps.llm.engine.model.families import lm_cloud
 from apps.llm.engine.model.families.hugging_face import from_hf_config
 from apps.llm.engine.model.families.tiny import generic, tiny
+from apps.llm.engine.model.layers import DeltaNet
 from apps.llm.engine.model.param import Param
 from apps.llm.engine.model.rope import UnsupportedModel
 from apps.llm.engine.weights.model import Model
@@ -44,6 +45,7 @@ WHOLE = {
         (1, 2, 4, 16),
     ),
     "gemma4": (from_hf_config(known.MODELS["google/gemma-4-31B"]), (1, 2, 8, 16, 32)),
+    "qwen3_5": (from_hf_config(known.MODELS["Qwen/Qwen3.5-27B"]), (1, 2, 4, 8)),
     "muse_glimmer": (from_hf_config(known.MODELS["meta-models/Muse-Glimmer-30B"]), (1, 2, 4, 8, 16)),
     "gemma4_e": (from_hf_config(known.MODELS["google/gemma-4-E4B"]), (1, 8)),
 }
@@ -55,6 +57,10 @@ def test_the_split_is_the_whole_ones(arch: Architecture, shards: int) -> None:
     assert toy.num_params < 5e7 and toy.num_layers == 2
     for own, layer in zip(toy.layers, arch.few(2), strict=True):
         whole = arch.layers[layer]
+        if isinstance(own.mixer, DeltaNet):
+            assert own.mixer.num_key_heads == shards and own.mixer.values_per_key == whole.mixer.values_per_key
+            assert (own.mixer.taps, own.mixer.norm, own.norm) == (whole.mixer.taps, whole.mixer.norm, whole.norm)
+            continue
         toys, wholes = (
             split.heads(each.mixer.num_heads, each.mixer.num_kv_heads)
             for split, each in ((toy.split(shards), own), (arch.split(shards), whole))
@@ -65,7 +71,7 @@ def test_the_split_is_the_whole_ones(arch: Architecture, shards: int) -> None:
         mixer = {name: getattr(whole.mixer, name) for name in ("num_heads", "num_kv_heads", "head_dim", "scale")}
         own = replace(own, mixer=replace(own.mixer, **mixer), feed_forward=whole.feed_forward, inputs=whole.inputs)
         assert own == whole, "every switch is the whole one's"
-    assert len({spec.mixer.head_dim for spec in toy.layers}) == len({spec.mixer.head_dim for spec in arch.layers})
+    assert len({each.head_dim for each in toy.attention}) == len({each.head_dim for each in arch.attention})
     sizes = {name: getattr(arch, name) for name in ("hidden_size", "intermediate_size", "layers")}
     assert replace(toy, **sizes) == arch
     assert tiny(arch, shards, layers=1000).num_layers == arch.num_layers

@@ -14,7 +14,7 @@ from apps.llm.engine.adapters.low_rank import AdaptedProduct
 from apps.llm.engine.attention.spec import AttentionBackend
 from apps.llm.engine.model.layers import DeltaNet
 from apps.llm.engine.model.mixers import delta_rule
-from apps.llm.engine.model.mixers.delta_rule import Parts
+from apps.llm.engine.model.mixers.delta_rule import StepParts
 from apps.llm.engine.model.mixers.interface import Capacity, Mixed, StateForm
 from apps.llm.engine.model.param import Param, Params, norm_weight, tensor
 from apps.llm.engine.model.pointwise import norm
@@ -107,11 +107,11 @@ class DeltaNetMixer:
 
     # -- steps --------------------------------------------------------------------------------------------------
 
-    def shared(self, step: StepContext) -> Parts:
-        return step.once(Parts, lambda: delta_rule.parts_of(step.batch))
+    def shared(self, step: StepContext) -> StepParts:
+        return step.once(StepParts, lambda: delta_rule.parts_of(step.batch))
 
     def apply(
-        self, x: jax.Array, layer: Params, state: DeltaState, shared: Parts, scales: None, step: StepContext
+        self, x: jax.Array, layer: Params, state: DeltaState, shared: StepParts, scales: None, step: StepContext
     ) -> Mixed:
         spec, mesh = self.spec, step.machine.mesh
         qkvz = step.product(x, layer["qkvz"]).reshape(len(x), spec.num_key_heads, -1)

@@ -22,7 +22,7 @@ EPSILON = 1e-6
 HIGHEST = jax.lax.Precision.HIGHEST
 
 
-class Parts(NamedTuple):
+class StepParts(NamedTuple):
     """The part of each sequence that is in the step, `S` of them, and each of the step's `T` tokens in its part."""
 
     first: jax.Array  # [S] its first token
@@ -34,7 +34,7 @@ class Parts(NamedTuple):
     chunks: jax.Array  # [S] chunks of the parts up to this one; of those of one token, none
 
 
-def parts_of(batch: Batch) -> Parts:
+def parts_of(batch: Batch) -> StepParts:
     """A step's parts."""
     number = jnp.arange(len(batch.kv_lens))
     count = jnp.where(number < batch.num_seqs[0], batch.q_lens, 0)
@@ -42,10 +42,10 @@ def parts_of(batch: Batch) -> Parts:
     place = jnp.arange(len(batch.tokens)) - batch.q_starts[sequence]
     chunks = jnp.cumsum(jnp.where(count > 1, -(-count // CHUNK), 0))
     slot = jnp.where(count > 0, batch.slots, -1)
-    return Parts(batch.q_starts[:-1], count, slot, batch.q_lens == batch.kv_lens, sequence, place, chunks)
+    return StepParts(batch.q_starts[:-1], count, slot, batch.q_lens == batch.kv_lens, sequence, place, chunks)
 
 
-class Tokens(NamedTuple):
+class DeltaTokens(NamedTuple):
     """What the rule takes of each token, `[T, heads, ...]` float32; `heads` are value heads."""
 
     q: jax.Array  # [..., key_dim]
@@ -62,7 +62,7 @@ def mixed(
     taps: jax.Array,
     decays: tuple[jax.Array, jax.Array],
     state: Any,
-    parts: Parts,
+    parts: StepParts,
 ) -> tuple[jax.Array, Any]:
     """Convolution and rule, of this device's key heads.
 
@@ -83,7 +83,7 @@ def mixed(
     return y, state._replace(inputs=kept, memory=memory)
 
 
-def convolved(x: jax.Array, taps: jax.Array, kept: jax.Array, parts: Parts) -> tuple[jax.Array, jax.Array]:
+def convolved(x: jax.Array, taps: jax.Array, kept: jax.Array, parts: StepParts) -> tuple[jax.Array, jax.Array]:
     """A causal convolution of each channel, then SiLU: `[T, key heads, channels]`, and the inputs to keep."""
     before = taps.shape[-1] - 1
     own = jnp.where(parts.new[:, None, None, None], 0.0, kept[parts.slot])  # [S, key heads, channels, before]
@@ -103,7 +103,7 @@ def convolved(x: jax.Array, taps: jax.Array, kept: jax.Array, parts: Parts) -> t
     return jax.nn.silu(y), kept.at[parts.slot].set(jnp.stack(newest, axis=-1))
 
 
-def _tokens(spec: DeltaNet, x: jax.Array, ab: jax.Array, decays: tuple[jax.Array, jax.Array]) -> Tokens:
+def _tokens(spec: DeltaNet, x: jax.Array, ab: jax.Array, decays: tuple[jax.Array, jax.Array]) -> DeltaTokens:
     """Queries and keys of unit length, for each value head."""
     count, repeat = len(x), spec.values_per_key
     q, k, v = jnp.split(x, [spec.key_dim, 2 * spec.key_dim], axis=-1)
@@ -114,7 +114,7 @@ def _tokens(spec: DeltaNet, x: jax.Array, ab: jax.Array, decays: tuple[jax.Array
     rate, bias = decays
     decay = -jnp.exp(rate) * jax.nn.softplus(ab[:, :, 0] + bias)
     strength = jax.nn.sigmoid(ab[:, :, 1])
-    return Tokens(
+    return DeltaTokens(
         q * spec.key_dim**-0.5,
         k,
         v.reshape(count, -1, spec.value_dim),
@@ -123,7 +123,7 @@ def _tokens(spec: DeltaNet, x: jax.Array, ab: jax.Array, decays: tuple[jax.Array
     )
 
 
-def _one_by_one(tokens: Tokens, memory: jax.Array, parts: Parts) -> tuple[jax.Array, jax.Array]:
+def _one_by_one(tokens: DeltaTokens, memory: jax.Array, parts: StepParts) -> tuple[jax.Array, jax.Array]:
     """The sequences of one token: `[T, heads, value_dim]`, and the memory with them; others as they were."""
     q, k, v, decay, strength = (each[parts.first] for each in tokens)  # [S, heads, ...]
     alone = parts.tokens == 1
@@ -137,11 +137,11 @@ def _one_by_one(tokens: Tokens, memory: jax.Array, parts: Parts) -> tuple[jax.Ar
     return out, memory.at[slot].set(own)
 
 
-def _in_chunks(tokens: Tokens, out: jax.Array, memory: jax.Array, parts: Parts) -> tuple[jax.Array, jax.Array]:
+def _in_chunks(tokens: DeltaTokens, out: jax.Array, memory: jax.Array, parts: StepParts) -> tuple[jax.Array, jax.Array]:
     """The longer parts, chunk by chunk: `out` with theirs, and the memory with them."""
     total = len(out)
     room = [(0, CHUNK)] + [(0, 0)] * 3
-    padded = Tokens(*(jnp.pad(each, room[: each.ndim]) for each in tokens))
+    padded = DeltaTokens(*(jnp.pad(each, room[: each.ndim]) for each in tokens))
 
     def chunk(number: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         out, memory = carry
@@ -150,7 +150,7 @@ def _in_chunks(tokens: Tokens, out: jax.Array, memory: jax.Array, parts: Parts) 
         offset = (number - before) * CHUNK
         start, slot = parts.first[seq] + offset, parts.slot[seq]
         there = jnp.arange(CHUNK) < parts.tokens[seq] - offset
-        own = Tokens(*(jax.lax.dynamic_slice_in_dim(each, start, CHUNK) for each in padded))
+        own = DeltaTokens(*(jax.lax.dynamic_slice_in_dim(each, start, CHUNK) for each in padded))
         state = jnp.where(parts.new[seq] & (offset == 0), 0.0, memory[slot])
         y, state = one_chunk(own, there, state)
         old = jax.lax.dynamic_slice_in_dim(out, start, CHUNK)
@@ -162,7 +162,7 @@ def _in_chunks(tokens: Tokens, out: jax.Array, memory: jax.Array, parts: Parts) 
     return out[:total], memory
 
 
-def one_chunk(tokens: Tokens, there: jax.Array, memory: jax.Array) -> tuple[jax.Array, jax.Array]:
+def one_chunk(tokens: DeltaTokens, there: jax.Array, memory: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The rule over up to CHUNK tokens: `[CHUNK, heads, value_dim]`, and the memory after them.
 
     Args:
