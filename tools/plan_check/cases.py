@@ -11,6 +11,7 @@ from ray_configs.catalog.models import (
     gpt_oss_120b,
     mixtral_8x7b,
     muse_glimmer_30b,
+    qwen3_5_27b,
     qwen3_30b_a3b,
     qwen3_coder_480b,
 )
@@ -21,7 +22,10 @@ from ray_configs.stable_diffusion import StableDiffusionConfig
 
 PICTURES = (1,)
 """Batch sizes on each chip: a UNet compiles for ten minutes of CPU, or twice that."""
-LARGE = (gemma3_27b, gemma4_31b, gpt_oss_120b, mixtral_8x7b, muse_glimmer_30b, qwen3_30b_a3b, qwen3_coder_480b)
+LARGE = (
+    *(gemma3_27b, gemma4_31b, gpt_oss_120b, mixtral_8x7b),
+    *(muse_glimmer_30b, qwen3_5_27b, qwen3_30b_a3b, qwen3_coder_480b),
+)
 TRACED = ("sdxl_v5e",)
 """Only the quick check knows this: its compiled programs have not been recorded. Its UNet alone compiles for more than
 14 minutes of CPU."""

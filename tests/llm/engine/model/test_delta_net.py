@@ -31,6 +31,7 @@ from tests.llm.engine.schedule.test_resume import continued_everywhere
 SPEC = DeltaNet(2, 6, key_dim=8, value_dim=12, taps=4, norm=Norm(1e-6))
 CHANNELS = 2 * SPEC.key_dim + SPEC.values_per_key * SPEC.value_dim
 SLOTS = 9
+"""Of which most are in a step: memories are taken where they are."""
 
 
 def step_of(lengths: list[tuple[int, int, int]], tokens: int) -> Any:
@@ -65,7 +66,8 @@ def theirs(x: np.ndarray, ab: np.ndarray, taps: np.ndarray, decays: Any, state: 
     return y[0].numpy(), kept.numpy(), last[0].numpy()
 
 
-def test_parts_of_any_length_as_transformers() -> None:
+@pytest.mark.parametrize("slots", [SLOTS, 50])
+def test_parts_of_any_length_as_transformers(slots: int) -> None:
     """New and old, of one token and of several chunks, in one step; the slots of others stay as they are."""
     lengths = [(1, 7, 3), (70, 70, 0), (1, 1, 5), (2, 90, 1), (64, 64, 2), (129, 130, 7), (1, 300, 4)]
     random = np.random.default_rng(0)
@@ -75,8 +77,8 @@ def test_parts_of_any_length_as_transformers() -> None:
     taps = random.standard_normal((SPEC.num_key_heads, CHANNELS, SPEC.taps)).astype(np.float32)
     decays = tuple(random.standard_normal((2, SPEC.num_key_heads, SPEC.values_per_key)).astype(np.float32))
     state = DeltaState(
-        random.standard_normal((SLOTS, SPEC.num_key_heads, CHANNELS, SPEC.taps - 1)).astype(np.float32),
-        random.standard_normal((SLOTS, SPEC.num_value_heads, SPEC.key_dim, SPEC.value_dim)).astype(np.float32),
+        random.standard_normal((slots, SPEC.num_key_heads, CHANNELS, SPEC.taps - 1)).astype(np.float32),
+        random.standard_normal((slots, SPEC.num_value_heads, SPEC.key_dim, SPEC.value_dim)).astype(np.float32),
     )
     assert total < 320, "some of the step is padding"
     y, made = jax.jit(delta_rule.mixed, static_argnums=0)(SPEC, x, ab, taps, decays, state, step_of(lengths, 320))

@@ -125,16 +125,37 @@ def _tokens(spec: DeltaNet, x: jax.Array, ab: jax.Array, decays: tuple[jax.Array
 
 def _one_by_one(tokens: DeltaTokens, memory: jax.Array, parts: StepParts) -> tuple[jax.Array, jax.Array]:
     """The sequences of one token: `[T, heads, value_dim]`, and the memory with them; others as they were."""
-    q, k, v, decay, strength = (each[parts.first] for each in tokens)  # [S, heads, ...]
-    alone = parts.tokens == 1
-    slot = jnp.where(alone, parts.slot, -1)
-    own = jnp.where(parts.new[:, None, None, None], 0.0, memory[slot]) * jnp.exp(decay)[..., None, None]
-    missing = (v - jnp.einsum("shkv,shk->shv", own, k, precision=HIGHEST)) * strength[..., None]
-    own += k[..., None] * missing[..., None, :]
-    y = jnp.einsum("shkv,shk->shv", own, q, precision=HIGHEST)
-    places = jnp.where(alone, parts.first, len(tokens.v))  # out of range: left out
-    out = jnp.zeros_like(tokens.v).at[places].set(y, mode="drop")
-    return out, memory.at[slot].set(own)
+    alone, own, slots = parts.tokens == 1, DeltaTokens(*(each[parts.first] for each in tokens)), len(memory)
+    nowhere = jnp.where(alone, parts.slot, slots)  # out of range: left out
+    if 2 * len(alone) >= slots:
+        # Most slots are in the step: their memories are taken where they are, not gathered and put back.
+        seq = jnp.full(slots, -1).at[nowhere].set(jnp.arange(len(alone)), mode="drop")
+        y, memory = one_token(DeltaTokens(*(each[seq] for each in own)), memory, parts.new[seq], seq >= 0)
+        y = y[parts.slot]
+    else:
+        y, changed = one_token(own, memory[parts.slot], parts.new, alone)
+        memory = memory.at[nowhere].set(changed, mode="drop")
+    places = jnp.where(alone, parts.first, len(tokens.v))
+    return jnp.zeros_like(tokens.v).at[places].set(y, mode="drop"), memory
+
+
+def one_token(tokens: DeltaTokens, memory: jax.Array, new: jax.Array, there: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The rule over one token of each sequence: `[S, heads, value_dim]`, and the memories after it.
+
+    A memory is read twice and written once: what the new one gives is computed from the old one.
+
+    Args:
+        new: `[S]`, whether the sequence has no memory yet.
+        there: `[S]`, false for one without a token, whose memory stays.
+    """
+    q, k, v, decay, strength = tokens
+    memory = jnp.where((new & there)[:, None, None, None], 0.0, memory)
+    left = jnp.where(there[:, None], jnp.exp(decay), 1.0)[..., None]
+    asked = jnp.stack([k, q], axis=2)
+    of_k, of_q = jnp.moveaxis(jnp.einsum("shkv,shck->shcv", memory, asked, precision=HIGHEST), 2, 0) * left
+    written = jnp.where(there[:, None, None], (v - of_k) * strength[..., None], 0.0)
+    y = of_q + jnp.sum(q * k, axis=-1, keepdims=True) * written
+    return y, memory * left[..., None] + k[..., None] * written[..., None, :]
 
 
 def _in_chunks(tokens: DeltaTokens, out: jax.Array, memory: jax.Array, parts: StepParts) -> tuple[jax.Array, jax.Array]:
