@@ -16,8 +16,9 @@ from ray_configs.base import Config
 DEMO_MODEL = str(Path(__file__).resolve().parent.parent / "apps" / "llm" / "demo" / "model")
 
 ToolCallFormat = Literal[
-    "auto", "none", "hermes", "qwen3_coder", "llama", "pythonic", "mistral", "gemma", "deepseek", "harmony", "atem", "json"
-]
+    "auto", "none", "hermes", "qwen3_coder", "llama", "pythonic", "mistral", "gemma", "deepseek", "harmony", "atem",
+    "json",
+]  # fmt: skip
 ReasoningFormat = Literal["auto", "none", "think", "mistral", "gemma"]
 
 TINY_BATCH, TINY_STEP_TOKENS, TINY_MODEL_LEN, TINY_HOST_GIB = 8, 8, 512, 0.1
@@ -104,8 +105,8 @@ class EngineConfig(Config):
     """Folder or URL of programs that `podslice prepare CONFIG --to` compiled. Default: below a prepared `model`."""
     tool_call_format: ToolCallFormat = "auto"
     """How the model writes tool calls: `hermes` (Qwen's too), `qwen3_coder` (Qwen3.5's too), `llama` (Llama 3's JSON),
-    `pythonic`, `mistral`, `gemma`, `deepseek`, `harmony` (gpt-oss's), `atem` (Muse Glimmer's), or plain `json`. auto: detected from its chat template;
-    none: requests with tools are refused."""
+    `pythonic`, `mistral`, `gemma`, `deepseek`, `harmony` (gpt-oss's), `atem` (Muse Glimmer's), or plain `json`. auto:
+    detected from its chat template; none: requests with tools are refused."""
     reasoning_format: ReasoningFormat = "auto"
     """The tags around the model's reasoning, which is returned apart from its answer: `think` (`<think>`), `mistral`
     (`[THINK]`) or `gemma` (Gemma 4's `<|channel>`). auto: detected from its chat template (or gpt-oss's channel, or

@@ -84,3 +84,15 @@ def test_what_cannot_be_enforced_is_refused_by_name(model: Model, part: dict[str
         model.turn([tool]).constrained(SamplingParams())
     assert refused.value.field == "tools[0].function.parameters"
     model.turn([replace(tool, strict=False)], "required").constrained(SamplingParams())
+
+
+@pytest.mark.parametrize("part", [{"type": "string", "pattern": 5}, {"type": "object", "properties": 5}])
+@pytest.mark.parametrize("required", [["x"], 5])
+def test_what_is_no_schema_is_a_bad_request(model: Model, part: dict[str, object], required: object) -> None:
+    schema = {"type": "object", "properties": {"x": part}, "required": required, "additionalProperties": False}
+    for strict in (True, False):
+        turn = model.turn([Tool("f", "tools[0].function", parameters=schema, strict=strict)], "required")
+        with pytest.raises(RequestError, match=r"tools\[0\].function.parameters"):
+            grammar = turn.constrained(SamplingParams()).grammar
+            assert grammar is not None
+            model.grammars.matchers(grammar).result()

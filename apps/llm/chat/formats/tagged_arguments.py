@@ -170,7 +170,10 @@ def rules(rule: str, schema: Schema, tags: Tags) -> list[str]:
     Raises:
         ValueError: the schema is not loosened, and cannot be enforced as a whole in this format.
     """
-    return _Rules(schema, tags).of_all(rule)
+    try:
+        return _Rules(schema, tags).of_all(rule)
+    except (AttributeError, TypeError) as error:
+        raise ValueError(f"a keyword has a value of the wrong type: {error}") from None
 
 
 class _Rules:
