@@ -43,6 +43,7 @@ def measured(**values: float) -> MeasuredStep:
         ("Qwen/Qwen2.5-0.5B", 0.494),
         ("Qwen/Qwen3-8B", 8.19),
         ("Qwen/Qwen3-32B", 32.76),
+        ("Qwen/Qwen3.5-35B-A3B", 34.66),
         ("Qwen/Qwen3.5-27B", 26.89),  # without its vision tower and its head for drafts
         ("Qwen/Qwen1.5-MoE-A2.7B", 14.315),
         ("Qwen/Qwen3-30B-A3B", 30.53),
@@ -63,6 +64,7 @@ def test_public_models_have_the_size_that_their_cards_state(name: str, billions:
     [
         ("Qwen/Qwen1.5-MoE-A2.7B", 2.689),
         ("Qwen/Qwen3-30B-A3B", 3.35),
+        ("Qwen/Qwen3.5-35B-A3B", 3.45),
         ("Qwen/Qwen3-235B-A22B", 22.19),
         ("google/gemma-4-26B-A4B", 3.82),
         ("mistralai/Mixtral-8x7B-v0.1", 12.88),

@@ -204,6 +204,9 @@ MODELS: dict[str, Config] = {
         shared_expert_intermediate_size=5632,
     ),
     "Qwen/Qwen3.5-27B": _sized(QWEN35, 64, 5120, 17408, 24, 4, linear_num_value_heads=48),
+    "Qwen/Qwen3.5-35B-A3B": QWEN35
+    | {"model_type": "qwen3_5_moe_text", "num_hidden_layers": 40, "hidden_size": 2048}
+    | {"num_attention_heads": 16, "num_key_value_heads": 2, "moe_intermediate_size": 512, "num_experts": 256},
     "Qwen/Qwen3-30B-A3B": _sized(QWEN3_MOE, 48, 2048, 6144, 32, 4, num_experts=128, moe_intermediate_size=768),
     "Qwen/Qwen3-235B-A22B": _sized(QWEN3_MOE, 94, 4096, 12288, 64, 4, num_experts=128, moe_intermediate_size=1536),
     "Qwen/Qwen3-Coder-480B-A35B": _sized(

@@ -51,6 +51,14 @@ GEMMA4: dict[str, Any] = {
     "final_logit_softcapping": 5.0,
     "hidden_size_per_layer_input": 0,
 }
+QWEN35: dict[str, Any] = {
+    "head_dim": 32,
+    "num_hidden_layers": 4,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {  # name -> transformers' class, what differs from SIZES
     "llama2": ("Llama", {"num_key_value_heads": 4, "rms_norm_eps": 1e-5}),
     "llama3": ("Llama", {"rope_parameters": THETA_5E5, "tie_word_embeddings": False}),
@@ -151,16 +159,12 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {  # name -> transformers' cla
             "post_norm_eps": 0.3,  # these, so large that they can be told apart
         },
     ),
-    "qwen3_5": (
-        "Qwen3_5Text",
-        {
-            "head_dim": 32,
-            "num_hidden_layers": 4,
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 4,
-            "linear_key_head_dim": 16,
-            "linear_value_head_dim": 24,
-        },
+    "qwen3_5": ("Qwen3_5Text", QWEN35),
+    "qwen3_5_moe": (
+        "Qwen3_5MoeText",
+        QWEN35
+        | {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+        | {"shared_expert_intermediate_size": 48},
     ),
 }
 VISION = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -192,7 +196,7 @@ def make(family: str, seed: int = 0, **changes: Any) -> transformers.PreTrainedM
             noise = torch.randn(weight.shape, generator=random)
             if name.endswith(VARYING):
                 around_zero = ("gemma" in family and "gemma4" not in family) or (
-                    family == "qwen3_5" and "linear_attn" not in name
+                    family.startswith("qwen3_5") and "linear_attn" not in name
                 )
                 around_zero |= family == "muse_glimmer" and name.endswith("layernorm.weight")
                 weight.copy_(noise * 0.3 + (0.0 if around_zero else 1.0))

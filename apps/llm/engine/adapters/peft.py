@@ -240,17 +240,17 @@ def _targets(spec: LayerSpec, hidden: int) -> dict[str, tuple[int, int]]:
     """Inputs and outputs of the layer's projections that an adapter may change."""
     attention, mlp = spec.attention, spec.mlp
     into: dict[str, int] = {}
-    found: dict[str, tuple[int, int]] = {}
     if attention is not None:
         into = _projections(attention)
         if attention.fused:
             into = {"self_attn.qkv_proj": sum(into.values())}
         if attention.gated and not attention.gate_in_q:
             into[GATE] = attention.num_heads * attention.head_dim
-        found["self_attn.o_proj"] = attention.num_heads * attention.head_dim, hidden
     if mlp is not None:
         into |= {"mlp.gate_up_proj": 2 * mlp.width} if mlp.fused else _into(mlp)
-    found |= {name: (hidden, out) for name, out in into.items()}
+    found = {name: (hidden, out) for name, out in into.items()}
+    if attention is not None:
+        found["self_attn.o_proj"] = attention.num_heads * attention.head_dim, hidden
     return found if mlp is None else found | {"mlp.down_proj": (mlp.width, hidden)}
 
 

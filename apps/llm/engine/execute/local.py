@@ -278,6 +278,8 @@ class LocalExecutor:
 
     def write_adapter(self, index: int, layer: int, values: Adapted | None) -> None:
         """Write an adapter's matrices of one layer, arrays of the host, at its index (from 1); None: zeros."""
+        if self._adapters_like[layer] is None:  # nothing of it can be adapted
+            return
         own, form = self.params["layers"][layer], self.adapter_forms[layer]
         values = stack.unpacked(form, b"") if values is None else values
         write = self.programs["adapter", self._adapters_like[layer]]

@@ -69,7 +69,7 @@ class Decoder:
             scales: of states in int8, like them.
             observe: when given, what each layer's mixer observed is appended (calibration).
         """
-        step = StepContext.of(self.machine, batch, params["layers"][0])
+        step = StepContext.of(self.machine, batch, params["layers"])
         x = self._embedded(params, tokens, step)
         extras = self._layer_embeddings(params, tokens, x, step)
         states = list(states)

@@ -1,6 +1,6 @@
 """What all layers of a step share: the batch, the devices, and the products that are split over them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -38,8 +38,8 @@ class StepContext:
     made: dict[Any, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, machine: Machine, batch: Batch, first_layer: Params) -> "StepContext":
-        adapters = jax.tree.leaves(first_layer.get("adapters"))
+    def of(cls, machine: Machine, batch: Batch, layers: Sequence[Params]) -> "StepContext":
+        adapters = jax.tree.leaves([layer.get("adapters") for layer in layers])  # some layers cannot have any
         own = owned(batch, adapters[0].shape[1]) if adapters else None
         by_token = products.splits_by_token(len(batch.tokens), machine.mesh.size)
         return cls(machine, batch, batch.q_starts[-1:], by_token, own)

@@ -7,7 +7,10 @@ gpt-oss has its experts so, with `gate` in the even and `up` in the odd rows of 
   `experts.gate_up_proj_scales` `[experts, 2 * width, hidden / 32]`, a power of two for each 32 values;
 - the biases as `experts.gate_up_proj_bias` `[experts, 2 * width]`.
 
-Sources: transformers' GptOssExperts; MXFP4 is of the OCP Microscaling Formats specification 1.0.
+Without biases they are as in memory (Qwen3.5's): `experts.gate_up_proj` `[experts, 2 * width, hidden]`, the gate's rows
+before the up's, and `experts.down_proj` `[experts, hidden, width]`.
+
+Sources: transformers' GptOssExperts and Qwen3_5MoeExperts; MXFP4 is of the OCP Microscaling Formats specification 1.0.
 """
 
 import re
@@ -59,6 +62,9 @@ def read(checkpoint: Tensors, name: str, shape: tuple[int, ...], rows: slice) ->
 
     if kind == "bias":
         return stored("_bias", height)[own] if f"{base}_bias" in checkpoint.tensors else None
+    if base in checkpoint.tensors and f"{base}_bias" not in checkpoint.tensors:
+        before = shape[0] if matrix == "up" else 0
+        return stored("", height, shape[1])[before + first : before + last]
     if base in checkpoint.tensors:
         return stored("", shape[1], height).T[own]
     if f"{base}_blocks" not in checkpoint.tensors:

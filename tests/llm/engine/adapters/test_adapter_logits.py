@@ -15,7 +15,7 @@ from tests.llm.engine.model.test_models import IDS, Stepper, worst_error
 
 FAMILIES = (
     "llama2", "llama3.2", "mistral", "phi3", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "gemma4", "gemma4_e",
-    "muse_glimmer", "qwen3_5",
+    "muse_glimmer", "qwen3_5", "qwen3_5_moe",
 )  # fmt: skip
 RANK = 8
 
@@ -35,6 +35,8 @@ def targets(family: str) -> list[str] | str:
     """What PEFT adapts: names, or a pattern, where there is a vision tower that has the same ones."""
     if family == "muse_glimmer":
         return rf".*language_model\..*\.({'|'.join(making.ATTENTION + making.MLP)})"
+    if family == "qwen3_5_moe":
+        return list(making.ATTENTION)
     return list(making.FUSED if family == "phi3" else making.ATTENTION + making.MLP)
 
 

@@ -180,6 +180,19 @@ def test_beside_a_tower_and_a_head_for_drafts(tmp_path: Path, compile_cache: str
     assert worst_error(Stepper(tmp_path, compile_cache), text) <= 1e-4
 
 
+def test_experts_of_a_mixture_in_one_tensor(tmp_path: Path, compile_cache: str) -> None:
+    """Under transformers' own names in memory, and with the layer's others as they are."""
+    model = tiny_models.make("qwen3_5_moe")
+    tiny_models.save(model, tmp_path)
+    tensors = {
+        name: part for name, part in load_file(tmp_path / "model.safetensors").items() if ".experts." not in name
+    }
+    packed = {name: part.detach().clone() for name, part in model.named_parameters() if ".experts." in name}
+    assert packed["model.layers.0.mlp.experts.gate_up_proj"].shape == (8, 64, 64)
+    save_file(tensors | packed, tmp_path / "model.safetensors", {"format": "pt"})
+    assert worst_error(Stepper(tmp_path, compile_cache), model) <= 1e-4
+
+
 @pytest.mark.parametrize(
     ("changes", "why"),
     [

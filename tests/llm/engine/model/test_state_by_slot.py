@@ -143,7 +143,7 @@ def test_the_recurrence_is_a_filter(executor: LocalExecutor) -> None:
     shape = StepShape(64, 4, executor.max_pages)
     step = shape.host()
     step.add(A, len(A), range(1, 13), decoding=False, row=2)
-    context = StepContext.of(executor.decoder.machine, shape.unpack(jnp.asarray(step.packed)), params)
+    context = StepContext.of(executor.decoder.machine, shape.unpack(jnp.asarray(step.packed)), [params])
     x = np.random.default_rng(0).standard_normal((64, executor.arch.hidden_size)).astype(np.float32)
     mixed = mixer.apply(jnp.asarray(x), params, executor.caches[0], mixer.shared(context), None, context)
     kept = scipy.signal.lfilter([1.0], [1.0, -KEEP], x[: len(A)].astype(np.float64), axis=0)

@@ -18,7 +18,7 @@ from apps.llm.engine.model.rope import UnsupportedModel, ropes
 FAMILIES = (
     *("llama", "mistral", "mixtral", "mistral3", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
     *("gemma", "gemma2", "gemma3", "gemma3_text", "gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"),
-    *("gpt_oss", "muse_glimmer", "qwen3_5", "qwen3_5_text"),
+    *("gpt_oss", "muse_glimmer", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
 )
 WITH_TOWER = {
     "gemma3": "gemma3_text",
@@ -27,15 +27,20 @@ WITH_TOWER = {
     "mistral3": "mistral",
     "muse_glimmer": "muse_glimmer_text",
     "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
 }
 """Families with towers for other media, which are not loaded, and their decoder's where its config does not say it."""
-DESCRIBED = {"muse_glimmer": muse_glimmer.described, "qwen3_5": qwen3_5.described}
+DESCRIBED = {
+    "muse_glimmer": muse_glimmer.described,
+    "qwen3_5": qwen3_5.described,
+    "qwen3_5_moe": qwen3_5.described,
+}
 """Families of which more is to be said once their layers are read as others' are."""
-DENSE = {"mixtral": "mistral", "qwen2_moe": "qwen2", "qwen3_moe": "qwen3"}
+DENSE = {"mixtral": "mistral", "qwen2_moe": "qwen2", "qwen3_moe": "qwen3", "qwen3_5_moe": "qwen3_5"}
 """Families with experts, and the one that they are otherwise like."""
 OWN_BIAS = {"mistral", "mixtral", "phi3", "qwen2", "qwen2_moe"}
 """Families whose attention has biases or none, whatever attention_bias says."""
-QK_NORMED = {"qwen3", "qwen3_moe", "qwen3_5", "gemma3", "gemma4"}
+QK_NORMED = {"qwen3", "qwen3_moe", "qwen3_5", "qwen3_5_moe", "gemma3", "gemma4"}
 """Families whose queries and keys are normed, head by head."""
 Need = Callable[..., Any]
 """A field's value, or the default; raises UnsupportedModel if there is neither."""
@@ -67,8 +72,8 @@ def _from_hf_config(config: Mapping[str, Any], generation: Mapping[str, Any] | N
         config, family = gemma4.completed(config, family), "gemma4"
     if family == "muse_glimmer_text":
         config, family = muse_glimmer.completed(config), "muse_glimmer"
-    if family == "qwen3_5_text":
-        config, family = qwen3_5.completed(config), "qwen3_5"
+    if family.startswith("qwen3_5"):
+        config, family = qwen3_5.completed(config), family.removesuffix("_text")
 
     def need(name: str, default: Any = None) -> Any:
         value = config.get(name, default)
@@ -159,7 +164,7 @@ def _attention(config: Mapping[str, Any], family: str, need: Need) -> Attention:
 
 def _norm(family: str, need: Need) -> Norm:
     gemma4 = family == "gemma4"
-    plus_one = family == "qwen3_5" or (family.startswith("gemma") and not gemma4)
+    plus_one = family.startswith("qwen3_5") or (family.startswith("gemma") and not gemma4)
     return Norm(need("rms_norm_eps"), plus_one=plus_one, wide=gemma4)
 
 
@@ -172,7 +177,9 @@ def _decoder_of(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
         return config, family
     text = config.get("text_config") or (defaults.MISTRAL3 if family == "mistral3" else {})
     # Gemma 4's files have more ends beside the decoder's config than in it; the head belongs to the whole.
-    tied = config.get("tie_word_embeddings", {"muse_glimmer": None, "qwen3_5": False}.get(family, True))
+    tied = config.get(
+        "tie_word_embeddings", {"muse_glimmer": None, "qwen3_5": False, "qwen3_5_moe": False}.get(family, True)
+    )
     beside = {"eos_token_id": config.get("eos_token_id"), "tie_word_embeddings": tied}
     text = {**text, **{name: value for name, value in beside.items() if value is not None}}
     inner = text.get("model_type", WITH_TOWER[family])
@@ -204,12 +211,13 @@ def _experts(config: Mapping[str, Any], family: str, need: Need, activation: Act
     if family == "gemma4":
         width, per_token = need("moe_intermediate_size"), need("top_k_experts")
         return Experts(count, per_token, width, True, activation, names="gemma4")
-    shared = Mlp(need("shared_expert_intermediate_size"), activation) if family == "qwen2_moe" else None
+    has_shared = family in ("qwen2_moe", "qwen3_5_moe")
+    shared = Mlp(need("shared_expert_intermediate_size"), activation) if has_shared else None
     return Experts(
         count=count,
         per_token=need("num_experts_per_tok"),
         width=need("moe_intermediate_size"),
-        renormalized=bool(config.get("norm_topk_prob", False)),
+        renormalized=family == "qwen3_5_moe" or bool(config.get("norm_topk_prob", False)),
         activation=activation,
         shared=shared if shared and shared.width else None,
     )

@@ -1,6 +1,6 @@
 """What Qwen3.5's config.json says beyond other Qwens': which layers have linear attention, and gates on the others.
 
-3.6 and 3.8 have the same architecture. Sources: Qwen3_5TextConfig and its model in transformers.
+3.6 and 3.8 are built alike. Sources: Qwen3_5TextConfig, Qwen3_5MoeTextConfig and their models in transformers.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,9 @@ def completed(config: Mapping[str, Any]) -> dict[str, Any]:
         )
     rope = {**(config.get("rope_parameters") or {})}
     rope.setdefault("partial_rotary_factor", config.get("partial_rotary_factor") or 0.25)
-    return {**config, "layer_types": kinds, "rope_parameters": rope}
+    # A mixture has no layer without experts, and does not say how wide one would be.
+    width = {"intermediate_size": config.get("moe_intermediate_size")}
+    return {**width, **config, "layer_types": kinds, "rope_parameters": rope}
 
 
 def described(arch: Architecture, config: Mapping[str, Any]) -> Architecture:
