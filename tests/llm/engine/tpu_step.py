@@ -39,6 +39,7 @@ FAMILIES = (
     "microsoft/Phi-3-mini-4k-instruct", "Qwen/Qwen2.5-14B", "Qwen/Qwen3-8B", "Qwen/Qwen1.5-MoE-A2.7B",
     "Qwen/Qwen3-30B-A3B", "openai/gpt-oss-20b", "google/gemma-2b", "google/gemma-2-9b",
     "google/gemma-3-27b", "google/gemma-4-12B", "meta-models/Muse-Glimmer-30B", "Qwen/Qwen3.5-27B",
+    "Qwen/Qwen3.5-35B-A3B",
 )  # fmt: skip
 """Of each family in `apps.plan.llm.known`, one size that eight devices can split."""
 BATCH, PAGE, PAGES = 64, 32, 4096
