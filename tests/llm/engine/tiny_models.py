@@ -146,6 +146,12 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {  # name -> transformers' cla
         "Gemma4Text",
         GEMMA4 | {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 3, "moe_intermediate_size": 32},
     ),
+    "qwen3_next": (
+        "Qwen3Next",
+        QWEN35
+        | {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "mlp_only_layers": [1]}
+        | {"shared_expert_intermediate_size": 48},
+    ),
     "muse_glimmer": (
         "MuseGlimmer",
         {
@@ -196,7 +202,7 @@ def make(family: str, seed: int = 0, **changes: Any) -> transformers.PreTrainedM
             noise = torch.randn(weight.shape, generator=random)
             if name.endswith(VARYING):
                 around_zero = ("gemma" in family and "gemma4" not in family) or (
-                    family.startswith("qwen3_5") and "linear_attn" not in name
+                    family.startswith(("qwen3_5", "qwen3_next")) and "linear_attn" not in name
                 )
                 around_zero |= family == "muse_glimmer" and name.endswith("layernorm.weight")
                 weight.copy_(noise * 0.3 + (0.0 if around_zero else 1.0))

@@ -94,6 +94,7 @@ class DeltaNet:
     value_dim: int
     taps: int  # of the convolution, the token's own included
     norm: Norm  # of each value head's output, before it is gated
+    fused: bool = False  # the checkpoint has queries to gates in one tensor, key head by key head (Qwen3-Next)
 
     @property
     def owns_cache(self) -> bool:

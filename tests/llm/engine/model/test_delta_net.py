@@ -43,7 +43,7 @@ def step_of(lengths: list[tuple[int, int, int]], tokens: int) -> Any:
     return delta_rule.parts_of(shape.unpack(jnp.asarray(host.packed)))
 
 
-def theirs(x: np.ndarray, ab: np.ndarray, taps: np.ndarray, decays: Any, state: DeltaState) -> tuple[Any, Any, Any]:
+def theirs(x: np.ndarray, ba: np.ndarray, taps: np.ndarray, decays: Any, state: DeltaState) -> tuple[Any, Any, Any]:
     """One sequence, by transformers' recurrence, token by token, and torch's convolution, in float64."""
     inputs, memory = (torch.tensor(np.asarray(part), dtype=torch.float64) for part in state)
     joined = torch.cat([inputs.flatten(0, 1), torch.tensor(x, dtype=torch.float64).flatten(1).T], dim=1)
@@ -52,7 +52,7 @@ def theirs(x: np.ndarray, ab: np.ndarray, taps: np.ndarray, decays: Any, state: 
     q, k, v = convolved.reshape(len(x), SPEC.num_key_heads, -1).split(
         [SPEC.key_dim, SPEC.key_dim, SPEC.values_per_key * SPEC.value_dim], dim=-1
     )
-    a, b = torch.tensor(ab, dtype=torch.float64).unbind(2)
+    b, a = torch.tensor(ba, dtype=torch.float64).unbind(2)
     rate, bias = (torch.tensor(part, dtype=torch.float64) for part in decays)
     g = -rate.exp() * torch.nn.functional.softplus(a + bias)
     parts = (q, k, v.reshape(len(x), -1, SPEC.value_dim), g.flatten(1), b.sigmoid().flatten(1))
@@ -73,7 +73,7 @@ def test_parts_of_any_length_as_transformers(slots: int) -> None:
     random = np.random.default_rng(0)
     total = sum(count for count, _, _ in lengths)
     x = random.standard_normal((320, SPEC.num_key_heads, CHANNELS)).astype(np.float32)
-    ab = random.standard_normal((320, SPEC.num_key_heads, 2, SPEC.values_per_key)).astype(np.float32)
+    ba = random.standard_normal((320, SPEC.num_key_heads, 2, SPEC.values_per_key)).astype(np.float32)
     taps = random.standard_normal((SPEC.num_key_heads, CHANNELS, SPEC.taps)).astype(np.float32)
     decays = tuple(random.standard_normal((2, SPEC.num_key_heads, SPEC.values_per_key)).astype(np.float32))
     state = DeltaState(
@@ -81,12 +81,12 @@ def test_parts_of_any_length_as_transformers(slots: int) -> None:
         random.standard_normal((slots, SPEC.num_value_heads, SPEC.key_dim, SPEC.value_dim)).astype(np.float32),
     )
     assert total < 320, "some of the step is padding"
-    y, made = jax.jit(delta_rule.mixed, static_argnums=0)(SPEC, x, ab, taps, decays, state, step_of(lengths, 320))
+    y, made = jax.jit(delta_rule.mixed, static_argnums=0)(SPEC, x, ba, taps, decays, state, step_of(lengths, 320))
     start = 0
     for count, length, slot in lengths:
         before = jax.tree.map(lambda part, slot=slot: part[slot] * (count < length), state)  # noqa: B023
         own = slice(start, start + count)
-        wanted, inputs, memory = theirs(x[own], ab[own], taps, decays, before)
+        wanted, inputs, memory = theirs(x[own], ba[own], taps, decays, before)
         np.testing.assert_allclose(np.asarray(y)[own], wanted, atol=2e-4)
         np.testing.assert_allclose(np.asarray(made.inputs)[slot], inputs, atol=1e-5)
         np.testing.assert_allclose(np.asarray(made.memory)[slot], memory, atol=2e-4)
@@ -99,15 +99,15 @@ def test_parts_of_any_length_as_transformers(slots: int) -> None:
 def test_the_same_token_again_and_again(strength: float) -> None:
     """Keys that are all alike, hardly any decay: the system of a chunk is as bad as it can be."""
     x = np.tile(np.random.default_rng(1).standard_normal((1, 2, CHANNELS)).astype(np.float32), (256, 1, 1))
-    ab = np.full((256, 2, 2, SPEC.values_per_key), strength, np.float32)
-    ab[:, :, 0] = -30.0  # the decay's
+    ba = np.full((256, 2, 2, SPEC.values_per_key), strength, np.float32)
+    ba[:, :, 1] = -30.0  # the decay's
     taps = np.ones((2, CHANNELS, SPEC.taps), np.float32) / 4
     decays = (np.zeros((2, 3), np.float32), np.zeros((2, 3), np.float32))
     empty = DeltaState(
         np.zeros((SLOTS, 2, CHANNELS, 3), np.float32), np.zeros((SLOTS, 6, SPEC.key_dim, SPEC.value_dim), np.float32)
     )
-    y, _ = jax.jit(delta_rule.mixed, static_argnums=0)(SPEC, x, ab, taps, decays, empty, step_of([(256, 256, 0)], 256))
-    wanted, _, _ = theirs(x, ab, taps, decays, jax.tree.map(lambda part: part[0], empty))
+    y, _ = jax.jit(delta_rule.mixed, static_argnums=0)(SPEC, x, ba, taps, decays, empty, step_of([(256, 256, 0)], 256))
+    wanted, _, _ = theirs(x, ba, taps, decays, jax.tree.map(lambda part: part[0], empty))
     np.testing.assert_allclose(np.asarray(y), wanted, atol=2e-4)
 
 

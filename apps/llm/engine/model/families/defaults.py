@@ -172,6 +172,19 @@ DEFAULTS: Mapping[str, Fields] = {
         "final_logit_softcapping": 20.0,
     },
     "qwen3_5_text": QWEN35,
+    "qwen3_next": QWEN35
+    | {
+        "vocab_size": 151_936,
+        "hidden_size": 2048,
+        "intermediate_size": 5632,
+        "num_hidden_layers": 48,
+        "num_key_value_heads": 2,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "num_experts_per_tok": 10,
+        "num_experts": 512,
+        "norm_topk_prob": True,
+    },
     "qwen3_5_moe_text": {name: value for name, value in QWEN35.items() if name != "intermediate_size"}
     | {
         "hidden_size": 2048,

@@ -19,6 +19,7 @@ FAMILIES = (
     *("llama", "mistral", "mixtral", "mistral3", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
     *("gemma", "gemma2", "gemma3", "gemma3_text", "gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"),
     *("gpt_oss", "muse_glimmer", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
+    "qwen3_next",
 )
 WITH_TOWER = {
     "gemma3": "gemma3_text",
@@ -30,17 +31,26 @@ WITH_TOWER = {
     "qwen3_5_moe": "qwen3_5_moe_text",
 }
 """Families with towers for other media, which are not loaded, and their decoder's where its config does not say it."""
-DESCRIBED = {
+DESCRIBED: Mapping[str, Callable[..., Architecture]] = {
     "muse_glimmer": muse_glimmer.described,
     "qwen3_5": qwen3_5.described,
     "qwen3_5_moe": qwen3_5.described,
+    "qwen3_next": qwen3_5.described_next,
 }
 """Families of which more is to be said once their layers are read as others' are."""
-DENSE = {"mixtral": "mistral", "qwen2_moe": "qwen2", "qwen3_moe": "qwen3", "qwen3_5_moe": "qwen3_5"}
+DENSE = {
+    "mixtral": "mistral",
+    "qwen2_moe": "qwen2",
+    "qwen3_moe": "qwen3",
+    "qwen3_5_moe": "qwen3_5",
+    "qwen3_next": "qwen3_5",
+}
 """Families with experts, and the one that they are otherwise like."""
+LINEAR = "qwen3_5", "qwen3_next"
+"""How families with linear attention begin."""
 OWN_BIAS = {"mistral", "mixtral", "phi3", "qwen2", "qwen2_moe"}
 """Families whose attention has biases or none, whatever attention_bias says."""
-QK_NORMED = {"qwen3", "qwen3_moe", "qwen3_5", "qwen3_5_moe", "gemma3", "gemma4"}
+QK_NORMED = {"qwen3", "qwen3_moe", "qwen3_5", "qwen3_5_moe", "qwen3_next", "gemma3", "gemma4"}
 """Families whose queries and keys are normed, head by head."""
 Need = Callable[..., Any]
 """A field's value, or the default; raises UnsupportedModel if there is neither."""
@@ -72,7 +82,7 @@ def _from_hf_config(config: Mapping[str, Any], generation: Mapping[str, Any] | N
         config, family = gemma4.completed(config, family), "gemma4"
     if family == "muse_glimmer_text":
         config, family = muse_glimmer.completed(config), "muse_glimmer"
-    if family.startswith("qwen3_5"):
+    if family.startswith(LINEAR):
         config, family = qwen3_5.completed(config), family.removesuffix("_text")
 
     def need(name: str, default: Any = None) -> Any:
@@ -164,7 +174,7 @@ def _attention(config: Mapping[str, Any], family: str, need: Need) -> Attention:
 
 def _norm(family: str, need: Need) -> Norm:
     gemma4 = family == "gemma4"
-    plus_one = family.startswith("qwen3_5") or (family.startswith("gemma") and not gemma4)
+    plus_one = family.startswith(LINEAR) or (family.startswith("gemma") and not gemma4)
     return Norm(need("rms_norm_eps"), plus_one=plus_one, wide=gemma4)
 
 
@@ -211,7 +221,7 @@ def _experts(config: Mapping[str, Any], family: str, need: Need, activation: Act
     if family == "gemma4":
         width, per_token = need("moe_intermediate_size"), need("top_k_experts")
         return Experts(count, per_token, width, True, activation, names="gemma4")
-    has_shared = family in ("qwen2_moe", "qwen3_5_moe")
+    has_shared = family in ("qwen2_moe", "qwen3_5_moe", "qwen3_next")
     shared = Mlp(need("shared_expert_intermediate_size"), activation) if has_shared else None
     return Experts(
         count=count,

@@ -1,10 +1,12 @@
 """What Qwen3.5's config.json says beyond other Qwens': which layers have linear attention, and gates on the others.
 
-3.6 and 3.8 are built alike. Sources: Qwen3_5TextConfig, Qwen3_5MoeTextConfig and their models in transformers.
+3.6 and 3.8 are built alike, and so was Qwen3-Next. Sources: Qwen3_5TextConfig, Qwen3_5MoeTextConfig, Qwen3NextConfig
+and their models in transformers.
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from apps.llm.engine.model.architecture import Architecture
@@ -38,7 +40,7 @@ def completed(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**width, **config, "layer_types": kinds, "rope_parameters": rope}
 
 
-def described(arch: Architecture, config: Mapping[str, Any]) -> Architecture:
+def described(arch: Architecture, config: Mapping[str, Any], fused: bool = False) -> Architecture:
     """The architecture of a `completed` config, from what other families would read there."""
     linear = DeltaNet(
         num_key_heads=config["linear_num_key_heads"],
@@ -47,6 +49,7 @@ def described(arch: Architecture, config: Mapping[str, Any]) -> Architecture:
         value_dim=config["linear_value_head_dim"],
         taps=config["linear_conv_kernel_dim"],
         norm=Norm(config["rms_norm_eps"]),
+        fused=fused,
     )
 
     def layer(spec: LayerSpec, kind: str) -> LayerSpec:
@@ -55,3 +58,6 @@ def described(arch: Architecture, config: Mapping[str, Any]) -> Architecture:
         return spec.attending(gated=True, gate_in_q=True)
 
     return replace(arch, layers=tuple(map(layer, arch.layers, config["layer_types"])))
+
+
+described_next = partial(described, fused=True)

@@ -45,17 +45,22 @@ class DeltaNetMixer:
     # -- parameters ---------------------------------------------------------------------------------------------
 
     def declare(self, layer: str) -> Params:
-        """Queries, keys, values and gates in one matrix, key head by key head; so are decays and strengths."""
+        """Queries, keys, values and gates in one matrix, key head by key head; so are strengths and decays."""
         spec, hidden, name = self.spec, self.hidden_size, f"{layer}.linear_attn"
         values = spec.num_value_heads * spec.value_dim
-        into = self._qkv(f"{name}.in_proj_qkv.weight", (hidden,), f"{name}.in_proj_z.weight")
+        if spec.fused:
+            into = tensor(f"{name}.in_proj_qkvz.weight", spec.num_key_heads * self.channels + values, hidden)
+            strengths = tensor(f"{name}.in_proj_ba.weight", 2 * spec.num_value_heads, hidden)
+        else:
+            into = self._qkv(f"{name}.in_proj_qkv.weight", (hidden,), f"{name}.in_proj_z.weight")
+            strengths = self._strengths(name)
         convolution = self._qkv(f"{name}.conv1d.weight", (1, spec.taps))
         rows = spec.num_key_heads * self.channels
         heads = (spec.num_value_heads,)
         out = tensor(f"{name}.out_proj.weight", hidden, values)
         return {
             "qkvz": Param((rows + values, hidden), ("kv_heads", "embed"), into, matrix=True),
-            "ab": Param((2 * heads[0], hidden), ("kv_heads", "embed"), self._decays(name)),
+            "ba": Param((2 * heads[0], hidden), ("kv_heads", "embed"), strengths),
             "taps": Param((rows, 1, spec.taps), ("kv_heads", None, None), convolution),
             "decay": Param(heads, ("kv_heads",), tensor(f"{name}.A_log", *heads), constant=0.0, wide=True),
             "decay_bias": Param(heads, ("kv_heads",), tensor(f"{name}.dt_bias", *heads), constant=1.0, wide=True),
@@ -77,14 +82,14 @@ class DeltaNetMixer:
                 parts.append(Rows(gates, (values, *more), value, value + own))
         return tuple(parts)
 
-    def _decays(self, name: str) -> Source:
-        """Of each key head the decays' rows of its value heads, then the strengths'."""
+    def _strengths(self, name: str) -> Source:
+        """Of each key head the strengths' rows of its value heads, then the decays'."""
         spec, own = self.spec, self.spec.values_per_key
         shape = spec.num_value_heads, self.hidden_size
         return tuple(
             Rows(f"{name}.in_proj_{kind}.weight", shape, head * own, (head + 1) * own)
             for head in range(spec.num_key_heads)
-            for kind in "ab"
+            for kind in "ba"
         )
 
     def adapted(self) -> dict[str, AdaptedProduct]:
@@ -115,7 +120,7 @@ class DeltaNetMixer:
     ) -> Mixed:
         spec, mesh = self.spec, step.machine.mesh
         qkvz = step.product(x, layer["qkvz"]).reshape(len(x), spec.num_key_heads, -1)
-        ab = step.product(x, layer["ab"]).reshape(len(x), spec.num_key_heads, 2, -1)
+        ba = step.product(x, layer["ba"]).reshape(len(x), spec.num_key_heads, 2, -1)
         weights = layer["taps"].astype(jnp.float32).reshape(spec.num_key_heads, -1, spec.taps)
         decay = layer["decay"].reshape(spec.num_key_heads, -1), layer["decay_bias"].reshape(spec.num_key_heads, -1)
         mix = partial(delta_rule.mixed, spec)
@@ -124,7 +129,7 @@ class DeltaNetMixer:
             kept = DeltaState(heads, heads)
             given = (heads, heads, first, (first, first), kept, P())
             mix = jax.shard_map(mix, mesh=mesh, in_specs=given, out_specs=(heads, kept), check_vma=False)
-        y, state = mix(qkvz[:, :, : self.channels], ab, weights, decay, state, shared)
+        y, state = mix(qkvz[:, :, : self.channels], ba, weights, decay, state, shared)
         gates = jax.nn.silu(qkvz[:, :, self.channels :].reshape(len(x), -1, spec.value_dim))
         y = norm(spec.norm, y.astype(x.dtype), layer["values_norm"]) * gates
         y = step.row_parallel(y.astype(x.dtype).reshape(len(x), -1), layer["out"], None, None)

@@ -58,7 +58,7 @@ class DeltaTokens(NamedTuple):
 def mixed(
     spec: DeltaNet,
     qkv: jax.Array,
-    ab: jax.Array,
+    ba: jax.Array,
     taps: jax.Array,
     decays: tuple[jax.Array, jax.Array],
     state: Any,
@@ -68,7 +68,7 @@ def mixed(
 
     Args:
         qkv: `[T, key heads, channels]` float32, before the convolution.
-        ab: `[T, key heads, 2, value heads of each]`.
+        ba: `[T, key heads, 2, value heads of each]`, what strengths and decays are made of.
         taps: `[key heads, channels, taps]`.
         decays: `[key heads, value heads of each]`, the logarithm of the rate, and the bias.
         state: a `DeltaState`.
@@ -77,7 +77,7 @@ def mixed(
         `[T, value heads, value_dim]` float32, and the state with the step's tokens.
     """
     inputs, kept = convolved(qkv, taps, state.inputs, parts)
-    tokens = _tokens(spec, inputs, ab, decays)
+    tokens = _tokens(spec, inputs, ba, decays)
     single, memory = _one_by_one(tokens, state.memory, parts)
     y, memory = _in_chunks(tokens, single, memory, parts)
     return y, state._replace(inputs=kept, memory=memory)
@@ -103,7 +103,7 @@ def convolved(x: jax.Array, taps: jax.Array, kept: jax.Array, parts: StepParts) 
     return jax.nn.silu(y), kept.at[parts.slot].set(jnp.stack(newest, axis=-1))
 
 
-def _tokens(spec: DeltaNet, x: jax.Array, ab: jax.Array, decays: tuple[jax.Array, jax.Array]) -> DeltaTokens:
+def _tokens(spec: DeltaNet, x: jax.Array, ba: jax.Array, decays: tuple[jax.Array, jax.Array]) -> DeltaTokens:
     """Queries and keys of unit length, for each value head."""
     count, repeat = len(x), spec.values_per_key
     q, k, v = jnp.split(x, [spec.key_dim, 2 * spec.key_dim], axis=-1)
@@ -112,8 +112,8 @@ def _tokens(spec: DeltaNet, x: jax.Array, ab: jax.Array, decays: tuple[jax.Array
         for each in (q, k)
     )
     rate, bias = decays
-    decay = -jnp.exp(rate) * jax.nn.softplus(ab[:, :, 0] + bias)
-    strength = jax.nn.sigmoid(ab[:, :, 1])
+    strength = jax.nn.sigmoid(ba[:, :, 0])
+    decay = -jnp.exp(rate) * jax.nn.softplus(ba[:, :, 1] + bias)
     return DeltaTokens(
         q * spec.key_dim**-0.5,
         k,
