@@ -25,7 +25,6 @@ from apps.arrays.programs import ProgramSet, warming_up
 from apps.arrays.stored_programs.loading import PreparedPrograms
 from apps.llm.engine import kernels
 from apps.llm.engine.adapters import stack
-from apps.llm.engine.adapters.stack import Adapted
 from apps.llm.engine.execute import memory, stored
 from apps.llm.engine.execute.host_memory import COPIED, HostMemory, median_s
 from apps.llm.engine.execute.programs import CLEANED, alike, unlike
@@ -276,14 +275,13 @@ class LocalExecutor:
         """The caches that are split into pages; None in the place of others."""
         return [None if layer is None else cache for layer, cache in zip(self._paged_like, self.caches)]
 
-    def write_adapter(self, index: int, layer: int, values: Adapted | None) -> None:
+    def write_adapter(self, index: int, layer: int, values: stack.Adapted | None) -> None:
         """Write an adapter's matrices of one layer, arrays of the host, at its index (from 1); None: zeros."""
-        if self._adapters_like[layer] is None:  # nothing of it can be adapted
-            return
         own, form = self.params["layers"][layer], self.adapter_forms[layer]
-        values = stack.unpacked(form, b"") if values is None else values
-        write = self.programs["adapter", self._adapters_like[layer]]
-        own["adapters"] = write(own["adapters"], stack.on_devices(form, values), self._given(np.int32(index - 1)))
+        values = stack.on_devices(form, stack.unpacked(form, b"") if values is None else values)
+        if form:  # of a layer without, nothing can be adapted
+            write = self.programs["adapter", self._adapters_like[layer]]
+            own["adapters"] = write(own["adapters"], values, self._given(np.int32(index - 1)))
 
     def close(self) -> None:
         """Nothing is held outside this process."""
