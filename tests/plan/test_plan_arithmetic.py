@@ -5,11 +5,12 @@ import dataclasses
 import pytest
 
 from apps.llm.engine.model.families.hugging_face import from_hf_config
-from apps.plan.llm import capacity, experts, known
+from apps.plan.llm import architectures, capacity, experts, known
 from apps.plan.llm.kernel import _seen
 from apps.plan.llm.program import MeasuredStep, extrapolated
 from apps.plan.llm.report import ServingRates
 from apps.plan.measured import KernelCost, run_time
+from ray_configs.llm import EngineConfig
 from ray_configs.tpu import GENERATIONS, TpuSlice, every_slice
 from ray_configs.tpu.peaks import Peaks, fewest_links
 
@@ -180,3 +181,9 @@ def test_batches_fill_the_room() -> None:
         pages = -(-length // 16) * batch
         assert (1 + pages) * 10 + max(0, batch - 20) * 5 <= 1000
         assert (1 + pages + -(-length // 16)) * 10 + max(0, batch + 1 - 20) * 5 > 1000
+
+
+def test_no_prefixes_are_planned_for_a_model_that_reuses_none() -> None:
+    linear, softmax = (architectures.find(EngineConfig(model=name)).config for name in ("Qwen/Qwen3.5-27B", "gemma-7b"))
+    assert (linear.prefix_cache, linear.speculation) == (False, "off")
+    assert softmax.prefix_cache and softmax.speculation != "off"

@@ -1,6 +1,6 @@
 """Finds the architecture of a config's model without its weights, and records where it was found."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from apps.arrays.model_folder import CheckpointError
@@ -8,6 +8,7 @@ from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.model.families import lm_cloud
 from apps.llm.engine.model.families.hugging_face import from_hf_config
 from apps.llm.engine.weights.checkpoint import Checkpoint
+from apps.llm.engine.weights.model import without_reuse
 from apps.llm.engine.weights.prepared import manifest_of
 from apps.plan.llm import known
 from ray_configs.llm import EngineConfig
@@ -18,7 +19,7 @@ class Planned:
     """A model without its weights.
 
     Args:
-        config: updated with what a prepared checkpoint determines: int8 weights.
+        config: updated with what a prepared checkpoint determines, int8 weights, and without what the model cannot do.
         source: a sentence that says where the architecture was found.
     """
 
@@ -36,8 +37,13 @@ def find(config: EngineConfig) -> Planned:
     Raises:
         CheckpointError: none of these has it.
         UnsupportedModel: its config.json describes a model that the decoder does not support.
-        ValueError: it was prepared with another dtype than the config's.
+        ValueError: it was prepared with another dtype than the config's, or the config asks for what it cannot do.
     """
+    planned = _found(config)
+    return replace(planned, config=without_reuse(planned.config)) if planned.arch.recurrent else planned
+
+
+def _found(config: EngineConfig) -> Planned:
     registered = lm_cloud.find(config.model)
     if registered is not None:
         return Planned(registered, config, f"{config.model}, one of Saxml's test models")

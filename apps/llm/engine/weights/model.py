@@ -65,7 +65,7 @@ class Model:
         """
         if self.checkpoint is not None and not self.random_weights:
             config = self.checkpoint.settle(config)
-        return _without_reuse(config) if self.arch.recurrent else config
+        return without_reuse(config) if self.arch.recurrent else config
 
     def at_size(self, config: EngineConfig, shards: int) -> "Model":
         """With `tiny`, a tiny stand-in that splits over `shards` devices like the model; otherwise the model itself.
@@ -87,7 +87,7 @@ class Model:
         return config.max_model_len or own
 
 
-def _without_reuse(config: EngineConfig) -> EngineConfig:
+def without_reuse(config: EngineConfig) -> EngineConfig:
     """For a model that keeps a state for each sequence: that has one place, its end, from which to go on.
 
     Raises:
