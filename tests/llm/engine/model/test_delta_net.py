@@ -180,6 +180,24 @@ def test_beside_a_tower_and_a_head_for_drafts(tmp_path: Path, compile_cache: str
     assert worst_error(Stepper(tmp_path, compile_cache), text) <= 1e-4
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_5_moe", "qwen3_next", "muse_glimmer"])
+def test_two_thousand_tokens_of_prompt_and_decode(family: str, tmp_path: Path, compile_cache: str) -> None:
+    """In steps of one token and of many, in any order. The oracle is one pass of transformers' model."""
+    window = {"sliding_window": 300} if family == "muse_glimmer" else {}
+    model = tiny_models.make(family, max_position_embeddings=4096, **window)
+    tiny_models.save(model, tmp_path)
+    stepper = Stepper(tmp_path, compile_cache, max_model_len=2048, pages=200)
+    random, tokens, at = np.random.default_rng(0), [2 + (i * i * 7 + i * 3) % 300 for i in range(2000)], 0
+    found = []
+    while at < len(tokens):
+        count = int(random.choice([1, 1, 1, 3, 64, 65, 96]))
+        found.append(stepper(tokens[at : at + count]))
+        at += count
+    wanted = tiny_models.logits(model, tokens).numpy()
+    assert np.abs(np.concatenate(found) - wanted).max() <= 1e-4 * np.abs(wanted).max()
+
+
 def test_experts_of_a_mixture_in_one_tensor(tmp_path: Path, compile_cache: str) -> None:
     """Under transformers' own names in memory, and with the layer's others as they are."""
     model = tiny_models.make("qwen3_5_moe")
