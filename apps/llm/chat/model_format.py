@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from apps.llm.api import Grammar, RequestError
@@ -175,7 +175,7 @@ class Turn:
         """Whether answers are only text."""
         return self.reasoning is None and self.calls is None
 
-    @property
+    @cached_property
     def calls(self) -> CallFormat | None:
         """The format of calls, if any can come, or of the whole answer."""
         calls, offered = self.model.calls, self.request.tools.offered

@@ -82,16 +82,8 @@ GPT_OSS = {
 MUSE_GLIMMER: Config = {
     "model_type": "muse_glimmer",
     "text_config": {
-        "model_type": "muse_glimmer_text",
-        "vocab_size": 202_048,
-        "hidden_size": 6656,
-        "intermediate_size": 19968,
+        "model_type": "muse_glimmer_text",  # whose defaults are those of this size
         "num_hidden_layers": 52,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 2,
-        "head_dim": 128,
-        "sliding_window": 2048,
-        "max_position_embeddings": 131_072,
         "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
     },
 }

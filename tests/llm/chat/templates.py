@@ -225,7 +225,7 @@ QWEN35 = (
     + "<|im_start|>assistant\n{{ '<think>\n\n</think>\n\n' if enable_thinking is defined and not enable_thinking "
     + "else '<think>\n' }}"
 )
-"""Qwen3.5 to 3.8, and Qwen3-Coder but for its reasoning: their chat_template.jinja."""
+"""Qwen3.5: a public fork of its chat_template.jinja, with the guards that the fork says it took out."""
 
 _ATEM_CALL = (
     "{% macro atem(f) %}"

@@ -96,3 +96,11 @@ def test_what_is_no_schema_is_a_bad_request(model: Model, part: dict[str, object
             grammar = turn.constrained(SamplingParams()).grammar
             assert grammar is not None
             model.grammars.matchers(grammar).result()
+
+
+@pytest.mark.parametrize("target", [5, True, []])
+def test_a_reference_to_no_schema_does_no_harm(model: Model, target: object) -> None:
+    """Where nothing is enforced, the schema only tells texts from others."""
+    schema = {"$ref": "#/$defs/x", "$defs": {"x": target}}
+    reader = model.turn([Tool("f", "tools[0].function", parameters=schema)]).reader()
+    assert reader is not None and reader.feed("Hi.")

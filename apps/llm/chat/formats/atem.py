@@ -8,18 +8,25 @@
     </atem:invoke>
     </atem:function_calls><|eom|>
 
-`<|eom|><|start|>assistant` is between messages, `<|eot|>` at the end. Sources: the model's card and chat template, and
-vLLM's muse_glimmer parsers.
+`<|eom|><|start|>assistant` is between messages, `<|eot|>` at the end. Sources: vLLM's muse_glimmer tool parser,
+and what other servers' renderers and tests quote of the model's chat template.
 """
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from apps.llm.chat.call_format import literal, mark
 from apps.llm.chat.events import ReasoningPiece, TextPiece
-from apps.llm.chat.formats.messages import ASSISTANT, MESSAGE, START, TO, MessageFormat
-from apps.llm.chat.formats.tagged_arguments import Parameters, Tags, name_before, one_of, read_arguments, rules
+from apps.llm.chat.formats.messages import ASSISTANT, MESSAGE, RECIPIENT, START, TO, MessageFormat
+from apps.llm.chat.formats.tagged_arguments import (
+    ANYTHING,
+    Parameters,
+    Tags,
+    name_before,
+    one_of,
+    read_arguments,
+    rules,
+)
 from apps.llm.chat.reader import AnswerReader, Kind, Machine, NotACall
 from apps.llm.chat.values import blank, exactly
 from apps.llm.schemas.written import Schema
@@ -28,7 +35,6 @@ EOM, EOT = "<|eom|>", "<|eot|>"
 OPENS, CLOSES = "<atem:function_calls>", "</atem:function_calls>"
 INVOKE, NAMED, INVOKED = '<atem:invoke name="', '">', "</atem:invoke>"
 TAGS = Tags('<atem:parameter name="', NAMED, "</atem:parameter>")
-RECIPIENT = re.compile(r"to=\s*([^\s<]+)")
 SELF, USER = "self", "user"
 EFFORTS = {"none": "low", "minimal": "low", "max": "xhigh"}
 """Reasoning efforts that Muse Glimmer does not know -> the nearest one that it does. It cannot leave reasoning out."""
@@ -80,7 +86,7 @@ class Atem(MessageFormat):
             if name not in reader.names:
                 raise NotACall(char)
             reader.begin(name)
-            parameters = self._parameters.get(name) or Parameters({})
+            parameters = self._parameters.get(name, ANYTHING)
             whole, char = yield from read_arguments(char, reader.piece, TAGS, parameters, INVOKED, (EOM, EOT))
             reader.end()
             if not whole:

@@ -11,7 +11,7 @@ from typing import Any
 
 from apps.llm.chat.call_format import literal, mark
 from apps.llm.chat.events import ReasoningPiece, TextPiece
-from apps.llm.chat.formats.messages import ASSISTANT, MESSAGE, START, TO, MessageFormat
+from apps.llm.chat.formats.messages import ASSISTANT, MESSAGE, RECIPIENT, START, TO, MessageFormat
 from apps.llm.chat.reader import END as END_OF_ANSWER
 from apps.llm.chat.reader import PARAGRAPH, AnswerReader, Kind, Machine
 from apps.llm.chat.values import blank, json_value
@@ -21,7 +21,6 @@ END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
 NAMESPACE = "functions."
 CHANNELS = re.compile(r"<\|channel\|>\s*([a-z]+)")
 TYPES = re.compile(r"<\|constrain\|>\s*\w*")
-RECIPIENT = re.compile(r"to=\s*([^\s<]+)")
 ANY_MARK = re.compile(r"<\|[a-z]+\|>")
 EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high"}
 """Reasoning efforts that gpt-oss does not know -> the nearest one that it does. It cannot leave reasoning out."""

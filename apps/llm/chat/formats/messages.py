@@ -3,6 +3,7 @@
 The prompt has the first message's `<|start|>assistant`.
 """
 
+import re
 from abc import abstractmethod
 from collections.abc import Generator
 from functools import partial
@@ -14,6 +15,7 @@ from apps.llm.chat.reader import AnswerReader, Kind, Machine, NotACall
 
 START, MESSAGE = "<|start|>", "<|message|>"
 ASSISTANT, TO = "assistant", "to="
+RECIPIENT = re.compile(r"to=\s*([^\s<]+)")
 LONGEST_HEADER = 300
 """Characters; what goes on longer without `<|message|>` is text."""
 
@@ -38,7 +40,7 @@ class MessageFormat(CallFormat):
         """Reads the body of a message to a tool. What is no call is text of that kind."""
 
     def read(self, reader: AnswerReader, char: str) -> Machine:
-        every = (*self.begins, *self.finishes, *(m for m in (self.mark, *self.other_marks) if m not in self.begins))
+        every = self.mark, *self.other_marks
         marks = [START, *self.finishes]  # between messages; the others once there has been one
         char = yield from reader.attempt("", char, partial(self._first, marks, every))
         while True:

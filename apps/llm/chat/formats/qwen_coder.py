@@ -8,13 +8,13 @@
     </function>
     </tool_call>
 
-Sources: the models' chat templates, and vLLM's qwen3_coder parser.
+Sources: vLLM's qwen3_coder parser, and a public fork of Qwen3.5's chat template.
 """
 
 from collections.abc import Mapping
 
 from apps.llm.chat.call_format import CallFormat, literal, mark
-from apps.llm.chat.formats.tagged_arguments import Parameters, Tags, name_before, read_arguments, rules
+from apps.llm.chat.formats.tagged_arguments import ANYTHING, Parameters, Tags, name_before, read_arguments, rules
 from apps.llm.chat.reader import AnswerReader, Machine, NotACall
 from apps.llm.chat.values import blank, closing, exactly
 from apps.llm.schemas.written import Schema
@@ -46,7 +46,7 @@ class QwenCoder(CallFormat):
         if name not in reader.names:
             raise NotACall(char)
         reader.begin(name)
-        parameters = self._parameters.get(name) or Parameters({})
+        parameters = self._parameters.get(name, ANYTHING)
         whole, char = yield from read_arguments(char, reader.piece, TAGS, parameters, CALLED, (CLOSES,))
         reader.end()
         return (yield from closing(char, CLOSES)) if whole else char

@@ -1,7 +1,8 @@
 """Arguments between tags, one after another, as Muse Glimmer and Qwen3-Coder write them.
 
 Texts and numbers are as they are, lists and objects are JSON. So a value alone does not say whether it is a text: its
-tool's schema does. Where that leaves it open, what can be read as JSON is JSON, as in vLLM's parsers.
+tool's schema does. Where that leaves it open, what can be read as JSON is JSON, as in vLLM's parser for Muse Glimmer.
+Its parser for Qwen3-Coder takes a parameter that the schema does not have for a text.
 """
 
 import json
@@ -45,13 +46,17 @@ class Parameters:
 
     def __init__(self, schema: Schema):
         self.parts = SchemaParts(schema)
-        self.schema: Schema = self.parts.resolved(schema)
+        whole = self.parts.resolved(schema)
+        self.schema: Schema = whole if isinstance(whole, Mapping) else {}  # a reference may lead anywhere
         found = self.schema.get("properties")
         self.named: Mapping[str, Any] = found if isinstance(found, Mapping) else {}
 
     def kinds(self, name: str) -> frozenset[str]:
         """The types that a parameter may have; an integer is a number."""
         return frozenset(self.parts.kinds_of(self.parts.resolved(self.named.get(name, True))))
+
+
+ANYTHING = Parameters({})
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Answers of Muse Glimmer, well formed and not: what is to itself is reasoning, to the user text, to a tool a call.
 
-The oracle is vLLM's tests of its muse_glimmer parsers, read and written anew: recipients decide, marks are never shown,
+The oracle is vLLM's muse_glimmer tool parser, read and its rules written anew: recipients decide, no mark is shown,
 an invocation outside of a message to a tool is no call. Where they differ it is said: schemas tell texts from numbers.
 """
 

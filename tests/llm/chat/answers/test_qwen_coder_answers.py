@@ -1,7 +1,8 @@
 """Answers of Qwen3-Coder and Qwen3.5, well formed and not.
 
-The oracle is what vLLM's qwen3_coder parser makes of them, read and written anew: schemas tell texts from numbers, one
-line break on each side of a value is none of it, and values end where their tags do.
+The oracle is vLLM's qwen3_coder parser, read and its rules written anew: schemas tell texts from numbers, one line
+break on each side of a value is none of it, and values end where their tags do. It differs where a parameter is not in
+the schema (a text there), a tool is unknown (a call there), and an answer is cut short (closed there, as if whole).
 """
 
 from typing import Any
