@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import pytest
@@ -28,6 +29,8 @@ from tests.http_servers import served
 from tests.llm.serve.serving import MODEL, LocalServer, local_server
 
 NAMED = {"Idempotency-Key": "order-1"}
+TRACED = {"X-Request-Id": "order-1", "Podslice-Named-By": "client"}
+"""As HAProxy passes on an id that came with the request."""
 
 
 @dataclass
@@ -129,18 +132,18 @@ WHOLE = b"".join(b"data: %d\n\n" % number for number in range(4))
 
 
 @pytest.mark.parametrize("read", [1, 2, 4])
-@pytest.mark.parametrize("header", ["Idempotency-Key", "X-Request-Id"])
-def test_who_lost_the_connection_gets_everything_from_the_beginning(header: str, read: int) -> None:
+@pytest.mark.parametrize("named", [NAMED, TRACED], ids=["Idempotency-Key", "X-Request-Id"])
+def test_who_lost_the_connection_gets_everything_from_the_beginning(named: dict[str, str], read: int) -> None:
     async def story(counted: Counted, app: Any) -> None:
-        first = Client(app, **{header: "order-1"})
+        first = Client(app, **named)
         counted.let(read - 1)
         await (await first.has(read)).leave()
         assert counted.ended == []
-        again = Client(app, **{header: "order-1"})
+        again = Client(app, **named)
         counted.let(4)
         assert (await again.whole()).body == WHOLE
         assert again.headers["idempotent-replayed"] == "true" and "idempotent-replayed" not in first.headers
-        late = await Client(app, **{header: "order-1"}).whole()
+        late = await Client(app, **named).whole()
         assert (late.status, late.body) == (200, WHOLE)
 
     assert run(story).calls == ["{}"]
@@ -155,12 +158,13 @@ def test_both_are_answered_while_both_are_there() -> None:
     assert run(story).calls == ["{}"]
 
 
-def test_a_request_without_a_name_is_one_of_its_own_and_ends_with_its_client() -> None:
+@pytest.mark.parametrize("by_serve", [{}, {"X-Request-Id": str(uuid4())}], ids=["unnamed", "named by Serve"])
+def test_a_request_without_a_name_is_one_of_its_own_and_ends_with_its_client(by_serve: dict[str, str]) -> None:
     async def story(counted: Counted, app: Any) -> None:
-        await (await Client(app).has(1)).leave()
+        await (await Client(app, **by_serve).has(1)).leave()
         assert counted.ended == ["ended"]
         counted.let(4)
-        await Client(app).whole()
+        await Client(app, **by_serve).whole()
 
     assert len(run(story).calls) == 2
 
@@ -172,7 +176,7 @@ def test_a_key_with_another_body_is_refused_and_a_tracing_id_is_not() -> None:
         other = await Client(app, body=b'{"a":1}', **NAMED).whole()
         assert other.status == 422 and json.loads(other.body)["error"]["param"] == "Idempotency-Key"
         for body in (b"1", b"2"):
-            traced = await Client(app, body=body, X_Request_Id="t").whole()
+            traced = await Client(app, body=body, **TRACED).whole()
             assert (traced.status, traced.body) == (200, WHOLE)
 
     assert run(story).calls == ["{}", "1", "2"]
@@ -331,7 +335,7 @@ def test_openais_client_tries_again_and_pays_once(server: LocalServer) -> None:
 @pytest.mark.parametrize("after", [1, 300, 900])
 def test_a_stream_that_was_cut_goes_on_for_who_asks_again(server: LocalServer, after: int) -> None:
     body = {"model": MODEL, "prompt": "x", "max_tokens": 30, "ignore_eos": True, "stream": True, "temperature": 1}
-    headers = {"X-Request-Id": f"cut after {after}"}
+    headers = TRACED | {"X-Request-Id": f"cut after {after}"}
     before = server.engine.stats().generated_tokens
     read = b""
     with cut_once(server.url, after) as url:

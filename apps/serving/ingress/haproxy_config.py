@@ -90,6 +90,8 @@ def edits(config: str, environment: Mapping[str, str], most_files: int) -> list[
     tcp-request connection track-sc0 src
     tcp-request connection reject if {{ sc0_conn_cur gt {connections * 3 // 4} }}
 """
+    # Serve names every request that has no name yet. Whoever did not choose the name cannot send it again.
+    named = "    http-request set-header podslice-named-by client if { req.hdr(x-request-id) -m found }\n"
     # Without routes, nothing has been deployed, or this proxy has just been restarted and does not know them yet.
     routed = re.search(r"^    use_backend ", config, re.MULTILINE)
     status, body, header = (404, NOWHERE, "") if routed else (503, STARTING, f" {RETRY}")
@@ -105,7 +107,11 @@ def edits(config: str, environment: Mapping[str, str], most_files: int) -> list[
         Edit("statuses 502 to 504 are not told as 500", r"(?:^    errorfile 50[234] .*\n)+", ""),
         Edit("metrics stay on this host", r"^(frontend prometheus\n    bind) \S*:(\d+)$", rf"\1 {host}:\2"),
         Edit("statistics stay on this host", r"^(listen stats\n  bind) \S*:(\d+)$", rf"\1 {host}:\2"),
-        Edit("connections by address", r"^(frontend http_frontend\n    bind .*\n)", rf"\1{share}"),
+        Edit(
+            "connections by address; who named a request",
+            r"^(frontend http_frontend\n    bind .*\n)",
+            rf"\1{share}{named}",
+        ),
         *_over_ipv6(config),
         Edit(
             "503 instead of 404 until there are routes",

@@ -18,6 +18,9 @@ from apps.serving.ingress.bodies import BodyRefused, with_body
 from apps.serving.ingress.dialects.openai_errors import OpenAIError, from_unread
 
 KEY, REQUEST_ID = "idempotency-key", "x-request-id"
+NAMED_BY = "podslice-named-by"
+"""HAProxy sends it with an X-Request-Id that came with the request: Serve gives one to every other request, which no
+client can send again."""
 MOST_CHARACTERS = 255
 LEFT_S = {KEY: 10.0, REQUEST_ID: 2.0}
 """How long an answer goes on that nobody reads any more, by the header that names it. OpenAI's clients try again after
@@ -88,8 +91,9 @@ class SharedAnswer:
             while True:
                 while (has := self._readers[reader]) < self._count:
                     message = self._messages[has - self._dropped]
-                    if joined and message["type"] == "http.response.start":
-                        message = {**message, "headers": [*message["headers"], (b"idempotent-replayed", b"true")]}
+                    if message["type"] == "http.response.start":  # copied, as Serve adds its own id to what is sent
+                        replayed = [(b"idempotent-replayed", b"true")] if joined else []
+                        message = {**message, "headers": [*message["headers"], *replayed]}
                     await send(message)
                     self._readers[reader] = has + 1
                     if self.size > MOST_OF_ONE:
@@ -216,7 +220,7 @@ class JoinsRetries:
 def _named(scope: Scope) -> tuple[str, Name] | None:
     """The header by which the client names its request, and the name for all who may ask."""
     headers = {key: value.decode("latin-1") for key, value in scope["headers"]}
-    for header in (KEY, REQUEST_ID):
+    for header in (KEY, REQUEST_ID) if NAMED_BY.encode() in headers else (KEY,):
         if said := headers.get(header.encode()):
             principal = principal_of(scope)
             client = scope.get("client") or ("",)

@@ -82,6 +82,17 @@ def test_leaving_frees_the_request(llm_url: str, stats: Stats, path: str, extra:
     assert done[-1] < done[0], done
 
 
+def test_who_named_its_request_finds_it_again_and_who_did_not_is_not_waited_for(llm_url: str, stats: Stats) -> None:
+    """Through Serve, which gives an X-Request-Id to every request. Oracle: the bytes of the first answer."""
+    body = {"prompt": LAUGH, "max_tokens": 40, "ignore_eos": True}
+    said = [
+        httpx.post(f"{llm_url}/v1/completions", json=body, headers=headers)
+        for headers in ({"X-Request-Id": "mine"}, {"X-Request-Id": "mine"}, {}, {})
+    ]
+    assert ["idempotent-replayed" in reply.headers for reply in said] == [False, True, False, False]
+    assert said[0].content == said[1].content and len({reply.headers["x-request-id"] for reply in said}) == 3
+
+
 def test_clients_that_leave_end_their_schemas_compiling(llm_url: str) -> None:
     """Each schema would be compiled for seconds, one after the other, and the last request would be refused.
 

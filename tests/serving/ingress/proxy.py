@@ -29,6 +29,8 @@ class Upstream:
 
     def __init__(self, silent_s: float = 0):
         self.silent_s = silent_s
+        self.heads: list[str] = []
+        """Of all requests but health checks."""
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.port = self._socket.getsockname()[1]
         threading.Thread(target=self._serve, daemon=True).start()
@@ -45,6 +47,7 @@ class Upstream:
         with client:
             head = client.recv(65536)
             if head and not head.startswith(b"GET /-/healthz"):
+                self.heads.append(head.decode().lower())
                 time.sleep(self.silent_s)
             with contextlib.suppress(OSError):  # the client has gone
                 client.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok")

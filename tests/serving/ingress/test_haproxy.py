@@ -128,6 +128,16 @@ def test_with_routes_there_is_nothing_elsewhere(folder: Path, upstream: Upstream
     assert status == 404 and told(body)["code"] == "not_found"
 
 
+def test_the_replica_hears_who_named_a_request(folder: Path, upstream: Upstream) -> None:
+    config = written(folder, upstream.port)
+    with running(folder):
+        for headers in ({"X-Request-ID": "mine"}, {}):
+            httpx.get(f"http://127.0.0.1:{config.frontend_port}/app/x", headers=headers)
+    named, unnamed = upstream.heads
+    assert "x-request-id: mine" in named and "podslice-named-by: client" in named
+    assert "podslice-named-by" not in unnamed
+
+
 def test_a_dead_replica_is_told_as_503_with_retry_after(folder: Path, upstream: Upstream) -> None:
     config = written(folder, upstream.port)
     upstream.close()
