@@ -11,15 +11,10 @@ from ray_configs.applications.kv_events import PublishedEvents
 from ray_configs.applications.replicas import AppConfig
 from ray_configs.applications.roots import ModelRoots
 from ray_configs.applications.scaling import ScalingConfig
+from ray_configs.applications.text_formats import ReasoningFormat, ToolCallFormat
 from ray_configs.base import Config
 
 DEMO_MODEL = str(Path(__file__).resolve().parent.parent / "apps" / "llm" / "demo" / "model")
-
-ToolCallFormat = Literal[
-    "auto", "none", "hermes", "qwen3_coder", "llama", "pythonic", "mistral", "gemma", "deepseek", "harmony", "atem",
-    "json",
-]  # fmt: skip
-ReasoningFormat = Literal["auto", "none", "think", "mistral", "gemma"]
 
 TINY_BATCH, TINY_STEP_TOKENS, TINY_MODEL_LEN, TINY_HOST_GIB = 8, 8, 512, 0.1
 """Largest sizes of a tiny model. The step is the smallest possible, so only one is compiled."""
@@ -78,6 +73,9 @@ class EngineConfig(Config):
     prefix_cache_host_gib: float = Field(0, ge=0)
     """Memory of each host, in GiB, for pages of the prefix cache that lose their place on the devices. Measured at
     startup: it stays unused where computing a page is quicker than copying it."""
+    prefix_states: int | None = Field(None, ge=1)
+    """Of a model with linear attention: states kept for prefixes, over all DP ranks; default: `max_batch_size`. One
+    takes as much device memory as a sequence in the batch does besides its pages."""
     kv_events: PublishedEvents = None
     """Publishes what the prefix cache stores and forgets, as vLLM does, for routers that follow it. On a command line:
     `kv_events='{"endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:6557"}'`."""
@@ -174,8 +172,9 @@ class EngineConfig(Config):
             raise ValueError(f"adapters names {len(self.adapters)}, but max_adapters is {self.max_adapters}: raise it")
         if "" in self.adapters:
             raise ValueError("adapters: a name must not be empty")
-        if self.prefix_cache_host_gib and not self.prefix_cache:
-            raise ValueError("prefix_cache_host_gib is for the prefix cache, which prefix_cache=false turns off")
+        for name in ("prefix_cache_host_gib", "prefix_states"):
+            if getattr(self, name) and not self.prefix_cache:
+                raise ValueError(f"{name} is for the prefix cache, which prefix_cache=false turns off")
         if self.max_step_tokens < self.max_batch_size:
             least = (
                 f"at least max_batch_size ({self.max_batch_size}): a step holds one token for each decoding sequence"

@@ -18,10 +18,11 @@ class Layout:
     tensor: int
 
     def of_dp_rank(self, config: EngineConfig, hosts: int = 1) -> EngineConfig:
-        """The config of one DP rank, with its share of the batch, of its hosts' memory and its devices."""
+        """The config of one DP rank, with its share of the batch, of kept states, of its hosts' memory and devices."""
         return config.model_copy(
             update={
                 "max_batch_size": -(-config.max_batch_size // self.data),
+                "prefix_states": config.prefix_states and -(-config.prefix_states // self.data),
                 "prefix_cache_host_gib": config.prefix_cache_host_gib / -(-self.data // hosts),
                 "data_parallel": 1,
                 "tensor_parallel": self.tensor,

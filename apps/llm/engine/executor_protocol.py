@@ -12,7 +12,7 @@ from apps.llm.engine.execute.sampling import TokenConstraints
 from apps.llm.engine.execute.step import HostStep, StepShape
 from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.model.products import splits_by_token
-from apps.llm.engine.prefix.transfer import Transfer
+from apps.llm.engine.prefix.transfer import StateTransfer, Transfer
 from apps.llm.engine.weights.model import Model
 from ray_configs.llm import EngineConfig
 
@@ -50,6 +50,8 @@ class Executor(Protocol[LaunchedT]):
     """KV cache pages, page 0 included; known after `make_cache`."""
     host_pages: int
     """Pages for which the hosts' memory has room; known after `make_host_cache`."""
+    prefix_states: int
+    """States of sequences for which there is room beside those in the slots; 0: the model has none, or keeps none."""
     skips_padding: bool
     """Whether a step takes time for the tokens that it has; else it takes that of all that it is compiled for."""
 
@@ -85,6 +87,12 @@ class Executor(Protocol[LaunchedT]):
 
     def bring_back(self, transfer: Transfer) -> None:
         """Copy pages from host memory, after the steps launched so far and before the next."""
+
+    def keep_states(self, transfer: StateTransfer) -> None:
+        """Copy states from slots to where they are kept, after the steps launched so far and before the next."""
+
+    def bring_back_states(self, transfer: StateTransfer) -> None:
+        """Copy kept states into slots, after the steps launched so far and before the next."""
 
     def write_adapter(self, index: int, layer: int, values: Adapted | None) -> None:
         """Write an adapter's matrices of one layer, arrays of the host, at its index (from 1); None: zeros."""

@@ -8,7 +8,7 @@ from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.model.families import lm_cloud
 from apps.llm.engine.model.families.hugging_face import from_hf_config
 from apps.llm.engine.weights.checkpoint import Checkpoint
-from apps.llm.engine.weights.model import without_reuse
+from apps.llm.engine.weights.model import with_states
 from apps.llm.engine.weights.prepared import manifest_of
 from apps.plan.llm import known
 from ray_configs.llm import EngineConfig
@@ -40,7 +40,7 @@ def find(config: EngineConfig) -> Planned:
         ValueError: it was prepared with another dtype than the config's, or the config asks for what it cannot do.
     """
     planned = _found(config)
-    return replace(planned, config=without_reuse(planned.config)) if planned.arch.recurrent else planned
+    return replace(planned, config=with_states(planned.config, bool(planned.arch.recurrent)))
 
 
 def _found(config: EngineConfig) -> Planned:

@@ -52,7 +52,11 @@ class SimulatedRank:
     ):
         self.config, self._times, self._host, self._told = config, times, host, told
         self.scheduler = Scheduler(
-            PagePool(pages, config.prefix_cache), config.page_size, config.max_batch_size, config.max_step_tokens
+            PagePool(pages, config.prefix_cache),
+            config.page_size,
+            config.max_batch_size,
+            config.max_step_tokens,
+            prefix_states=config.prefix_states or 0,
         )
         self.clock = 0.0  # when its next turn can begin
         self.cost = [0.0, 0.0, 0.0]  # seconds of the device, as StepCost has them
@@ -114,6 +118,8 @@ class SimulatedRank:
     def _single_step(self) -> None:
         scheduler, pending = self.scheduler, self._pending
         work = scheduler.schedule()
+        if scheduler.states is not None:
+            scheduler.states.take()  # to copy a state takes no time here
         for seq in scheduler.entered:
             self._told.entered(seq, self.clock)
         scheduler.entered.clear()

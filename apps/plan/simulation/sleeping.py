@@ -11,6 +11,7 @@ from apps.llm.api import TOP_LOGPROBS
 from apps.llm.engine.execute.local import LocalDevices
 from apps.llm.engine.execute.step import HostStep, StepShape
 from apps.llm.engine.executor_protocol import Tokens, fitting, step_shapes
+from apps.llm.engine.prefix.transfer import StateTransfer
 from apps.llm.engine.weights.model import Model
 from apps.plan.simulation.recording import parts_of
 from apps.plan.simulation.timing import StepClock
@@ -23,6 +24,7 @@ class SleepingExecutor:
     compiles_after_ready = programs_compiled = host_pages = 0
 
     def __init__(self, config: EngineConfig, model: Model, times: StepClock, pages: int, skips_padding: bool):
+        self.prefix_states = config.prefix_states or 0
         self.arch, self.pages, self.skips_padding, self._times = model.arch, pages, skips_padding, times
         self._shapes = step_shapes(config, model.max_len(config), skips_padding)
         self._free, self._since = 0.0, times.remembers
@@ -48,6 +50,8 @@ class SleepingExecutor:
     def warm_up(self) -> None: ...
     def make_host_cache(self) -> None: ...
     def start_slot(self, slot: int, prompt: list[int], answer: list[int]) -> None: ...
+    def keep_states(self, transfer: StateTransfer) -> None: ...
+    def bring_back_states(self, transfer: StateTransfer) -> None: ...
     def clean(self, pages: Sequence[int]) -> None: ...
     def close(self) -> None: ...
 

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from apps.llm.api import EngineStats
+from apps.llm.engine.prefix import reuse
 from apps.llm.engine.weights.checkpoint import Checkpoint
 from apps.llm.text import Engine, EngineConfig, EngineStopped, SamplingParams
 from tests.llm.engine import tiny_models
@@ -131,7 +133,23 @@ def test_prefixes_come_back_from_the_memory_of_each_host(config: Callable[..., E
     sizes = {"pages": 14, "page_size": 16, "max_batch_size": 2}
     alone = Engine.load(config(prefix_cache=False, **sizes))
     together = Engine.load(config(prefix_cache_host_gib=0.01, **sizes), Processes(HOSTS, FEW))
-    prompts = [[7 + number, *range(20, 20 + 11 * number)] for number in range(1, 8)]
+    stats = asked_again(alone, together, [[7 + number, *range(20, 20 + 11 * number)] for number in range(1, 8)])
+    assert stats.host_hit_tokens > 100
+
+
+@pytest.mark.slow
+def test_states_come_back_on_two_hosts(config: Callable[..., EngineConfig], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same for a model with linear attention, whose states are kept on the devices."""
+    monkeypatch.setattr(reuse, "WORTH", 16)
+    sizes = {"pages": 40, "page_size": 16, "max_batch_size": 2}
+    alone = Engine.load(config("qwen3_5", prefix_cache=False, **sizes))
+    together = Engine.load(config("qwen3_5", prefix_states=12, **sizes), Processes(HOSTS, DEVICES))
+    stats = asked_again(alone, together, [[7 + number, *range(20, 20 + 11 * number)] for number in range(2, 7)])
+    assert stats.prefix_hit_tokens > 100
+
+
+def asked_again(alone: Engine, together: Engine, prompts: list[list[int]]) -> EngineStats:
+    """Ask the second engine three times for what the first one answers once; its stats. Both are shut down."""
 
     def tokens(engine: Engine) -> list[list[int]]:
         params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
@@ -143,7 +161,8 @@ def test_prefixes_come_back_from_the_memory_of_each_host(config: Callable[..., E
         for _ in range(3):
             assert tokens(together) == expected
         stats = together.stats()
-        assert stats.host_hit_tokens > 100 and stats.compiles_after_ready == 0
+        assert stats.compiles_after_ready == 0
+        return stats
     finally:
         alone.shutdown()
         together.shutdown()

@@ -44,7 +44,7 @@ class Clocked:
     """An executor that takes a step's time on the test's clock."""
 
     skips_padding = False
-    compiles_after_ready = programs_compiled = host_pages = 0
+    compiles_after_ready = programs_compiled = host_pages = prefix_states = 0
 
     def __init__(self, config: EngineConfig, pages: int, host: HostTimes):
         self.arch, self.pages, self.host = SimpleNamespace(vocab_size=VOCAB), pages, host

@@ -16,6 +16,8 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from apps.arrays.programs import ProgramSet, ProgramSpec, shardings
+from apps.llm.engine.execute.step import StepShape
+from apps.llm.engine.executor_protocol import Executor
 from apps.llm.engine.prefix.transfer import Transfer
 
 COPIED = 16
@@ -106,6 +108,33 @@ class HostMemory:
             count = len(transfer.pages[some])
             pages[:count], rows[:count] = transfer.pages[some], transfer.rows[some]
             yield self._put(pages), self._put(rows)
+
+
+def seconds_a_page(
+    executor: Executor[Any], page_size: int, largest: StepShape, pages: int, copied: Callable[[], object]
+) -> tuple[float, float]:
+    """Seconds to copy a page to host memory and back, and to compute its tokens in the largest step.
+
+    Args:
+        pages: for which there is host memory.
+        copied: waits for the copies.
+    """
+    count = min(largest.tokens // page_size, executor.pages - 1, largest.max_pages) or 1
+    tokens = min(count * page_size, largest.tokens)
+    step = executor.shape_for(tokens, 1).host()
+    step.add([0] * tokens, tokens, range(1, count + 1), decoding=False)
+    computed_s = median_s(lambda: executor.read(executor.launch(step)))
+    some = min(COPIED, executor.pages - 1, pages)
+    transfer = Transfer(list(range(1, some + 1)), list(range(some)))
+
+    def copy() -> None:
+        executor.keep(transfer)
+        executor.bring_back(transfer)
+        copied()
+
+    copied_s = median_s(copy)
+    executor.clean(range(1, max(count, some) + 1))
+    return copied_s / some, computed_s * page_size / tokens
 
 
 def _empty(form: jax.ShapeDtypeStruct) -> jax.Array:

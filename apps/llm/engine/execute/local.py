@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -26,14 +26,15 @@ from apps.arrays.stored_programs.loading import PreparedPrograms
 from apps.llm.engine import kernels
 from apps.llm.engine.adapters import stack
 from apps.llm.engine.execute import memory, stored
-from apps.llm.engine.execute.host_memory import COPIED, HostMemory, median_s
+from apps.llm.engine.execute.host_memory import HostMemory, seconds_a_page
+from apps.llm.engine.execute.kept_states import StateMemory
 from apps.llm.engine.execute.programs import CLEANED, alike, unlike
 from apps.llm.engine.execute.readout import Launched, Readout, head
 from apps.llm.engine.execute.sampling import TokenConstraints
 from apps.llm.engine.execute.step import HostStep, StepShape
 from apps.llm.engine.executor_protocol import Tokens, fitting, shapes_with_readout
 from apps.llm.engine.model import params
-from apps.llm.engine.prefix.transfer import Transfer
+from apps.llm.engine.prefix.transfer import StateTransfer, Transfer
 from apps.llm.engine.weights.model import Model
 from apps.llm.engine.weights.placed import placed
 from apps.llm.engine.weights.prepared import Prepared
@@ -104,6 +105,7 @@ class LocalExecutor:
         )
         self.kv_scales: list[Any] | None = None
         self.pages = self.host_pages = self.programs_compiled = 0
+        self.prefix_states = config.prefix_states or 0
         self.caches: list[Any] = []
         self._host: HostMemory | None = None
 
@@ -158,6 +160,11 @@ class LocalExecutor:
                 self.read(self.launch(shape.host(), readout=readout))
             self.start_slot(self.config.max_batch_size, [0], [0])
             self.clean([0])
+            if self.prefix_states:
+                self._kept_states = StateMemory(self.programs, self._given)
+                scratch = StateTransfer([self.config.max_batch_size], [0])
+                self.keep_states(scratch)
+                self.bring_back_states(scratch)
             for layer in range(len(self.adapter_forms)):
                 self.write_adapter(1, layer, None)
         self.programs.ready()
@@ -171,7 +178,10 @@ class LocalExecutor:
         memory.check_host_cache_fits(self.config)
         with warming_up():
             self._host = HostMemory(self.programs, self._given)
-            copied_s, computed_s = self._seconds_a_page()
+            size, largest = self.config.page_size, self.shapes[-1]
+            copied_s, computed_s = seconds_a_page(
+                self, size, largest, pages, lambda: jax.block_until_ready(self.caches)
+            )
             worth = pages if copied_s < computed_s else 0
             self.host_pages = distributed.least_over_hosts(worth, self.mesh, self._least)
         log.info(
@@ -182,26 +192,6 @@ class LocalExecutor:
         )
         if not self.host_pages:
             self._host = None
-
-    def _seconds_a_page(self) -> tuple[float, float]:
-        """Seconds to copy a page to host memory and back, and to compute its tokens in the largest step."""
-        size = self.config.page_size
-        count = min(self.shapes[-1].tokens // size, self.pages - 1, self.max_pages) or 1
-        tokens = min(count * size, self.shapes[-1].tokens)
-        step = self.shape_for(tokens, 1).host()
-        step.add([0] * tokens, tokens, range(1, count + 1), decoding=False)
-        computed_s = median_s(lambda: self.read(self.launch(step)))
-        some = min(COPIED, self.pages - 1, self._specs.host_pages)
-        transfer = Transfer(list(range(1, some + 1)), list(range(some)))
-
-        def copy() -> None:
-            self.keep(transfer)
-            self.bring_back(transfer)
-            jax.block_until_ready(self.caches)
-
-        copied_s = median_s(copy)
-        self.clean(range(1, max(count, some) + 1))
-        return copied_s / some, computed_s * size / tokens
 
     @property
     def compiles_after_ready(self) -> int:
@@ -263,17 +253,27 @@ class LocalExecutor:
     def keep(self, transfer: Transfer) -> None:
         """Copy pages to host memory, after the steps launched so far."""
         assert self._host is not None  # its pool knows of it
-        self._host.keep(self._paged(), transfer)
+        self._host.keep(self._held_by("pages"), transfer)
 
     def bring_back(self, transfer: Transfer) -> None:
         """Copy pages from host memory, after the steps launched so far."""
         assert self._host is not None
-        paged = self._host.bring_back(self._paged(), transfer)
-        self.caches = [cache if new is None else new for cache, new in zip(self.caches, paged)]
+        self._take_in(self._host.bring_back(self._held_by("pages"), transfer))
 
-    def _paged(self) -> list[Any]:
-        """The caches that are split into pages; None in the place of others."""
-        return [None if layer is None else cache for layer, cache in zip(self._paged_like, self.caches)]
+    def keep_states(self, transfer: StateTransfer) -> None:
+        """Copy states from slots to where they are kept, after the steps launched so far."""
+        self._kept_states.keep(self._held_by("slots"), transfer)
+
+    def bring_back_states(self, transfer: StateTransfer) -> None:
+        """Copy kept states into slots, after the steps launched so far."""
+        self._take_in(self._kept_states.bring_back(self._held_by("slots"), transfer))
+
+    def _held_by(self, owner: Literal["pages", "slots"]) -> list[Any]:
+        """The caches that are split into pages, or into slots; None in the place of others."""
+        return [None if form is None else cache for form, cache in zip(self._specs.held_by(owner), self.caches)]
+
+    def _take_in(self, caches: list[Any]) -> None:
+        self.caches = [old if new is None else new for old, new in zip(self.caches, caches)]
 
     def write_adapter(self, index: int, layer: int, values: stack.Adapted | None) -> None:
         """Write an adapter's matrices of one layer, arrays of the host, at its index (from 1); None: zeros."""

@@ -17,7 +17,7 @@ from apps.llm.engine import kernels
 from apps.llm.engine.adapters import stack
 from apps.llm.engine.adapters.stack import Adapted
 from apps.llm.engine.attention.spec import cache_dtype
-from apps.llm.engine.execute import host_memory, readout, sampling
+from apps.llm.engine.execute import host_memory, kept_states, readout, sampling
 from apps.llm.engine.execute.sampling import SamplingState, TokenConstraints
 from apps.llm.engine.execute.step import StepShape
 from apps.llm.engine.executor_protocol import shapes_with_readout
@@ -183,8 +183,8 @@ class EnginePrograms:
 
         Keys: `("step", tokens)`; `("scores", tokens)` and `("pooled", tokens)` of the steps that can be read out;
         `("start slot",)` and `("state",)`; `("cache", layer)`, `("clean", layer)` and `("adapter", layer)` of the first
-        of the layers that are alike; with pages in host memory `("keep",)` and `("bring back",)`; for an int8 cache
-        `("calibrate",)` and `("calibration cache", layer)`.
+        of the layers that are alike; those of `host_memory.copying` and of `kept_states.copying`, where there is what
+        they copy; for an int8 cache `("calibrate",)` and `("calibration cache", layer)`.
         """
         yield from map(self._step, self.shapes)
         yield from self._readouts()
@@ -194,6 +194,8 @@ class EnginePrograms:
         yield from self._adapter_writes()
         if self.host_pages:
             yield from host_memory.copying(self.held_by("pages"), self.host_pages, self.everywhere)
+        if rows := self.config.prefix_states:
+            yield from kept_states.copying(self.held_by("slots"), rows, self.everywhere)
         if self.calibration:
             yield from self._calibration()
 

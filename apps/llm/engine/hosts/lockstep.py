@@ -26,7 +26,7 @@ from apps.llm.engine.execute.step import HostStep, StepShape
 from apps.llm.engine.executor_protocol import Tokens, fitting, shapes_with_readout, step_shapes
 from apps.llm.engine.hosts.rank_workers import RankWorkers, SliceFailed
 from apps.llm.engine.hosts.wire import NO_DP_RANK, Listener, MessageKind, message
-from apps.llm.engine.prefix.transfer import Transfer
+from apps.llm.engine.prefix.transfer import StateTransfer, Transfer
 from apps.llm.engine.weights.model import Model
 from ray_configs.llm import EngineConfig
 
@@ -111,6 +111,7 @@ class LockstepExecutor:
     def __init__(self, config: EngineConfig, model: Model, hosts: RankWorkers):
         self.arch, self.hosts, self.skips_padding = model.arch, hosts, False
         self.pages = self.host_pages = self.programs_compiled = 0
+        self.prefix_states = config.prefix_states or 0
         self.shapes = step_shapes(config, model.max_len(config))
         self.readout_shapes = shapes_with_readout(self.shapes)
 
@@ -162,6 +163,12 @@ class LockstepExecutor:
 
     def bring_back(self, transfer: Transfer) -> None:
         self.hosts.tell(message(MessageKind.BRING_BACK, (), _bytes(transfer.pages) + _bytes(transfer.rows)))
+
+    def keep_states(self, transfer: StateTransfer) -> None:
+        self.hosts.tell(message(MessageKind.KEEP_STATES, (), _bytes(transfer.slots) + _bytes(transfer.rows)))
+
+    def bring_back_states(self, transfer: StateTransfer) -> None:
+        self.hosts.tell(message(MessageKind.BRING_BACK_STATES, (), _bytes(transfer.slots) + _bytes(transfer.rows)))
 
     def write_adapter(self, index: int, layer: int, values: Adapted | None) -> None:
         self.hosts.tell(message(MessageKind.ADAPTER, (index, layer), b"" if values is None else stack.packed(values)))

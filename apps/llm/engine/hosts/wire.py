@@ -43,6 +43,8 @@ class MessageKind(IntEnum):
     MAKE_HOST_CACHE = 11
     KEEP = 12  # the pages' numbers follow, then as many rows of host memory
     BRING_BACK = 13  # as in KEEP
+    KEEP_STATES = 14  # the slots follow, then as many rows of kept states
+    BRING_BACK_STATES = 15  # as in KEEP_STATES
 
 
 def message(kind: MessageKind, numbers: tuple[int, ...] = (), content: bytes = b"") -> bytes:

@@ -30,7 +30,7 @@ from apps.llm.engine.execute.readout import Launched, Readout
 from apps.llm.engine.execute.sampling import TokenConstraints
 from apps.llm.engine.execute.step import HostStep, StepShape
 from apps.llm.engine.hosts.wire import NO_DP_RANK, Connection, MessageKind, message
-from apps.llm.engine.prefix.transfer import Transfer
+from apps.llm.engine.prefix.transfer import StateTransfer, Transfer
 from apps.llm.engine.weights.model import Model
 from ray_configs.llm import EngineConfig
 
@@ -146,6 +146,10 @@ class Worker:
             pages, rows = np.frombuffer(content, np.int32).reshape(2, -1).tolist()
             copy = executor.keep if kind is MessageKind.KEEP else executor.bring_back
             copy(Transfer(pages, rows))
+        elif kind in (MessageKind.KEEP_STATES, MessageKind.BRING_BACK_STATES):
+            slots, rows = np.frombuffer(content, np.int32).reshape(2, -1).tolist()
+            keeps = kind is MessageKind.KEEP_STATES
+            (executor.keep_states if keeps else executor.bring_back_states)(StateTransfer(slots, rows))
         elif kind is MessageKind.MAKE_CACHE:
             ids = np.frombuffer(content, np.int32).tolist()
             self._connection.send(message(MessageKind.DONE, (executor.make_cache(ids),)))

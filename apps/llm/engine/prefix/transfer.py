@@ -1,4 +1,4 @@
-"""What crosses between who decides on pages in host memory and the executor that copies them."""
+"""What crosses between who decides on copies and the executor that makes them."""
 
 from typing import NamedTuple
 
@@ -7,4 +7,11 @@ class Transfer(NamedTuple):
     """Pages to copy, and the rows of host memory, one for each."""
 
     pages: list[int]
+    rows: list[int]
+
+
+class StateTransfer(NamedTuple):
+    """States of sequences to copy, by slot, and the rows of those that are kept, one for each."""
+
+    slots: list[int]
     rows: list[int]

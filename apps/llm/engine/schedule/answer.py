@@ -168,3 +168,12 @@ def failed(seq: Sequence, error: BaseException) -> TokenOutput:
     """The last output of a sequence whose own grammar failed, by a library's panic or any other error."""
     log.error("an answer failed", exc_info=error)
     return last_output(seq, "error", f"the answer failed: {type(error).__name__}: {error}", of_answer=True)
+
+
+def unsound(seq: Sequence) -> TokenOutput:
+    """The last output of a sequence whose numbers are not finite."""
+    why = (
+        "the numbers that the model computed are not finite: its weights, or the adapter's, are too large for their "
+        "type, or damaged"
+    )
+    return last_output(seq, "error", why, of_answer=True)

@@ -16,7 +16,9 @@ from dataclasses import dataclass, field
 
 from apps.llm.engine.fairness.accounts import Account, Accounts, insert, least_served
 from apps.llm.engine.fairness.backlog import Backlog
+from apps.llm.engine.prefix.kept_states import KeptStates
 from apps.llm.engine.prefix.page_pool import PagePool
+from apps.llm.engine.prefix.reuse import PrefixReuse
 from apps.llm.engine.schedule.sequence import UNREAD, Sequence, Work
 
 
@@ -29,12 +31,17 @@ class Scheduler:
     max_batch: int
     max_step_tokens: int
     weights: Mapping[str, float] = field(default_factory=dict)  # by caller name
+    prefix_states: int = 0  # that can be kept, of a model that holds a state for each sequence by slot
     running: list[Sequence] = field(default_factory=list)
     preemptions: int = 0
     prefix_hit_tokens: int = 0
     entered: list[Sequence] = field(default_factory=list)  # given a slot since the loop last cleared this
 
     def __post_init__(self) -> None:
+        self.states = KeptStates(self.prefix_states) if self.prefix_states else None
+        if self.states is not None:
+            self.pool.news = self.states.log
+        self.reuse = PrefixReuse(self.pool, self.page_size, self.states)
         self.slots = list(reversed(range(self.max_batch)))
         self._budget = 0  # tokens left in the step
         self._planned: dict[Sequence, Work] = {}  # the step so far
@@ -118,11 +125,11 @@ class Scheduler:
                 continue
             if prefills[account]:
                 seq = prefills[account].popleft()
-                stop = min(len(seq.tokens), seq.computed + budget)
+                stop = self._stop(seq, budget)
                 if stop > seq.computed and seq.slot is not None and self._make_room(seq, stop):
                     self._plan(seq, stop)
             elif entering and self._enter(seq := account.waiting[0]):
-                self._plan(seq, min(len(seq.tokens), seq.computed + budget))
+                self._plan(seq, self._stop(seq, budget))
             else:  # no overtaking: small prompts would starve a large one
                 entering = False
                 accounts = [account for account in accounts if prefills[account]]
@@ -137,7 +144,7 @@ class Scheduler:
     def fill_in(self, seq: Sequence, token: int) -> None:
         """Replace the oldest unread token by the sample that was read."""
         seq.tokens[-2 if seq.tokens[-2] == UNREAD else -1] = token
-        self._publish(seq)
+        self.reuse.publish(seq)
 
     def accept(self, seq: Sequence, token: int) -> None:
         """Append the sample that follows an accepted draft token. The sequence's last token is computed by now.
@@ -147,7 +154,7 @@ class Scheduler:
         seq.account.charge(1)
         seq.computed += 1
         seq.tokens.append(token)
-        self._publish(seq)
+        self.reuse.publish(seq)
 
     def finish(self, seq: Sequence) -> None:
         """Remove a sequence, waiting or running. Its pages are free at once: a launched step that still writes to them
@@ -172,7 +179,7 @@ class Scheduler:
         """
         first = start // self.page_size
         made = {*seq.pages[first:], *self.pool.named(seq.hashes[first:])}
-        self.pool.spoil(seq.pages, seq.hashes)
+        self.reuse.spoil(seq, first)
         return [other for other in self.running if other is not seq and not made.isdisjoint(other.pages)]
 
     def check(self) -> None:
@@ -181,7 +188,11 @@ class Scheduler:
         if any(seq.pages for seq in self.waiting):
             raise AssertionError("a waiting sequence holds pages")
 
+    def _stop(self, seq: Sequence, budget: int) -> int:
+        return self.reuse.stop(seq, min(len(seq.tokens), seq.computed + budget))
+
     def _plan(self, seq: Sequence, stop: int, draft: Ids[int] = ()) -> None:
+        self.reuse.keep_state(seq)
         decoding = seq.decoding and not draft
         samples, count = stop == len(seq.tokens), stop - seq.computed
         self._planned[seq] = Work(seq, seq.computed, stop, samples, decoding, draft)
@@ -191,7 +202,7 @@ class Scheduler:
         if samples:
             seq.tokens.append(UNREAD)
             seq.on_device = not draft  # with a draft, the host must read the samples to know which is the last token
-        self._publish(seq)
+        self.reuse.publish(seq)
 
     def _fitting(self, seq: Sequence, draft: Ids[int]) -> Ids[int]:
         """The draft, cut to the sequence's limit and to free pages: no sequence is preempted for guesses."""
@@ -249,6 +260,7 @@ class Scheduler:
         if seq in self.entered:
             self.entered.remove(seq)
         assert seq.slot is not None  # it was running
+        self.reuse.keep_state(seq)
         self.slots.append(seq.slot)
         seq.slot, seq.on_device = None, False
         self._drop_pages(seq)
@@ -261,36 +273,17 @@ class Scheduler:
         """Give the first sequence in its caller's queue a slot and pages for its first chunk, cached prefix first."""
         if not self.slots and not self._displace(seq):
             return False
-        if self.pool.reuse:
-            # Not the last token's page: at least one token must be computed to sample from.
-            known = min(len(seq.tokens) - 1, seq.reusable)
-            names = seq.names(known // self.page_size, self.page_size)
-            seq.pages = self.pool.match(names)
-            for page in self.pool.bring_back(names[len(seq.pages) :]):
-                self.pool.news.tell(seq, len(seq.pages))
-                seq.pages.append(page)
-            seq.published = len(seq.pages)
-            seq.computed = len(seq.pages) * self.page_size
+        self.reuse.begin(seq)
         while not self._grow(seq, min(len(seq.tokens), seq.computed + self._budget)):
             if not self._displace(seq):
                 self._drop_pages(seq)
                 return False
         seq.account.waiting.remove(seq)
         seq.slot = self.slots.pop()
+        self.reuse.entered(seq)
         self.running.append(seq)
         insert(seq.account.running, seq)
         self.entered.append(seq)
         self.prefix_hit_tokens += seq.computed
         seq.cached_tokens = max(seq.cached_tokens, min(seq.computed, seq.prompt_len))
         return True
-
-    def _publish(self, seq: Sequence) -> None:
-        if not self.pool.reuse or seq.computed // self.page_size <= seq.published:
-            return
-        known = len(seq.tokens) - (seq.tokens[-1] == UNREAD) - (seq.tokens[-2:-1] == [UNREAD])
-        full = min(seq.computed, known) // self.page_size
-        if full > seq.published:
-            for i, name in enumerate(seq.names(full, self.page_size)[seq.published :], seq.published):
-                if self.pool.publish(seq.pages[i], name):
-                    self.pool.news.tell(seq, i)
-            seq.published = full

@@ -30,6 +30,9 @@ class Sequence:
     pages: list[int] = field(default_factory=list)
     hashes: list[PageName] = field(default_factory=list)  # names of its full pages, computed so far
     published: int = 0  # full pages published to the prefix cache
+    stops: list[int] = field(default_factory=list)  # a step ends there at the latest, so that its state can be kept
+    kept: int = 0  # tokens of its last state that is kept, or was when it came
+    passed: PageName | None = None  # of the last state that it kept on its way
     slot: int | None = None  # its slot in the batch
     on_device: bool = False  # its last token was sampled in `slot`: the device has it
     needs_last_token: bool = False  # the tokens allowed next depend on the previous token (structured output)

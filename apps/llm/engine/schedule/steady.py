@@ -24,6 +24,8 @@ def steady_steps(scheduler: Scheduler) -> int:
     if not all(seq.unread and seq.decoding and seq.ready for seq in scheduler.running):
         return 0
     steps = min(seq.limit - len(seq.tokens) for seq in scheduler.running)
+    if scheduler.states is not None:
+        steps = min(steps, *map(scheduler.reuse.until_kept, scheduler.running))
     while (
         steps and sum(_pages_needed(seq, steps, scheduler.page_size) for seq in scheduler.running) > scheduler.pool.free
     ):

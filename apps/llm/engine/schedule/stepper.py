@@ -17,9 +17,9 @@ from typing import Generic
 from apps.llm.api import LATE, EngineStats, Sink, TokenOutput
 from apps.llm.engine.executor_protocol import Executor, LaunchedT, Tokens
 from apps.llm.engine.prefix.page_pool import PagePool
-from apps.llm.engine.prefix.preparing import prepare_pages
+from apps.llm.engine.prefix.preparing import prepare
 from apps.llm.engine.schedule.adapter_changes import AdapterChanges
-from apps.llm.engine.schedule.answer import Answer, failed, last_output
+from apps.llm.engine.schedule.answer import Answer, failed, last_output, unsound
 from apps.llm.engine.schedule.delivery import Outputs, deliver
 from apps.llm.engine.schedule.filling import SlotTable, build_constraints, build_step
 from apps.llm.engine.schedule.pooling import PromptTask
@@ -27,11 +27,6 @@ from apps.llm.engine.schedule.scheduler import Scheduler
 from apps.llm.engine.schedule.sequence import Sequence, Work, with_rows
 from apps.llm.engine.speculation.choice import TurnTimes, draft_lengths
 from ray_configs.llm import EngineConfig
-
-UNSOUND = (
-    "the numbers that the model computed are not finite: its weights, or the adapter's, are too large for their type, "
-    "or damaged"
-)
 
 Member = tuple[Sequence, Answer | PromptTask, Sink]
 """A request: its scheduler state, the answer or prompt task that consumes its tokens, and who takes its outputs."""
@@ -60,6 +55,7 @@ class Stepper(Generic[LaunchedT]):
             config.max_batch_size,
             config.max_step_tokens,
             {name: caller.weight for name, caller in config.callers.items()},
+            executor.prefix_states,
         )
         self.queued = 0  # sequences that have not entered the batch
         self.stalled = False  # the last turn had nothing to do but to wait for a mask
@@ -166,7 +162,7 @@ class Stepper(Generic[LaunchedT]):
             self._deliver()
             pending = None
         work = self.scheduler.schedule(self._drafts() if pending is None else {})
-        prepare_pages(self.scheduler.pool, self.executor)
+        prepare(self.scheduler.reuse, self.executor)
         self.stalled = not work and any(not seq.masked() for seq in self._answers)
         if work:
             self._pending = work, self._launch(work, began)
@@ -233,10 +229,10 @@ class Stepper(Generic[LaunchedT]):
         result: Tokens = self.executor.read(launched)
         self._waited += self._clock() - began
         ids = result.ids.tolist()
-        unsound = min(ids) < 0
+        all_finite = min(ids) >= 0
         for row, item in with_rows(work):
             seq = item.seq
-            if unsound and min(ids[row : row + 1 + len(item.draft)]) < 0:  # of a draft that is not taken, too
+            if not all_finite and min(ids[row : row + 1 + len(item.draft)]) < 0:  # of a draft that is not taken, too
                 for other in self.scheduler.spoil(seq, item.start):
                     if ids[row] < 0:
                         self._fail_answer(other)
@@ -263,7 +259,7 @@ class Stepper(Generic[LaunchedT]):
                     break
                 self.scheduler.accept(seq, ids[i + 1])
                 self._take(seq, answer, ids[i + 1], result, i + 1)
-        prepare_pages(self.scheduler.pool, self.executor)
+        prepare(self.scheduler.reuse, self.executor)
 
     def _take(self, seq: Sequence, answer: Answer | PromptTask, token: int, result: Tokens, row: int) -> None:
         """Take a sequence's next token, of this row of its step, and finish the sequence if it is the last one."""
@@ -281,7 +277,7 @@ class Stepper(Generic[LaunchedT]):
     def _fail_answer(self, seq: Sequence) -> None:
         """End a sequence whose numbers are not finite."""
         self.scheduler.spoil(seq, seq.computed)
-        self._close(seq, last_output(seq, "error", UNSOUND, of_answer=True))
+        self._close(seq, unsound(seq))
 
     def _close(self, seq: Sequence, last: TokenOutput) -> None:
         """End a sequence between two steps, with its last output."""

@@ -65,7 +65,7 @@ class Model:
         """
         if self.checkpoint is not None and not self.random_weights:
             config = self.checkpoint.settle(config)
-        return without_reuse(config) if self.arch.recurrent else config
+        return with_states(config, bool(self.arch.recurrent))
 
     def at_size(self, config: EngineConfig, shards: int) -> "Model":
         """With `tiny`, a tiny stand-in that splits over `shards` devices like the model; otherwise the model itself.
@@ -87,18 +87,25 @@ class Model:
         return config.max_model_len or own
 
 
-def without_reuse(config: EngineConfig) -> EngineConfig:
-    """For a model that keeps a state for each sequence: that has one place, its end, from which to go on.
+def with_states(config: EngineConfig, recurrent: bool) -> EngineConfig:
+    """The config with the number of states to keep.
+
+    Args:
+        recurrent: the model has layers that keep a state for each sequence.
 
     Raises:
-        ValueError: the config asks for more.
+        ValueError: the config asks for what such a model cannot do, or for what other models have no use for.
     """
-    wanted = {"prefix_cache_host_gib": config.prefix_cache_host_gib, "kv_events": config.kv_events}
-    for name, value in wanted.items():
-        if value:
-            raise ValueError(
-                f"{name} is for reused prefixes, which a model with linear attention does not have: unset it"
-            )
-    if config.prefix_cache or config.speculation != "off":
-        log.info("no prefixes are reused and nothing is drafted: the model keeps a state for each sequence")
-    return config.model_copy(update={"prefix_cache": False, "speculation": "off"})
+    if not recurrent:
+        if config.prefix_states is not None:
+            raise ValueError("prefix_states is for models with linear attention, which this one is not: unset it")
+        return config
+    if config.prefix_cache_host_gib:
+        raise ValueError(
+            "prefix_cache_host_gib: pages alone are of no use to a model with linear attention, whose states stay on "
+            "the devices: unset it, and set prefix_states"
+        )
+    if config.speculation != "off":
+        log.info("nothing is drafted: the model's states can't be taken back to before a draft that was wrong")
+    states = (config.prefix_states or config.max_batch_size) if config.prefix_cache else None
+    return config.model_copy(update={"prefix_states": states, "speculation": "off"})

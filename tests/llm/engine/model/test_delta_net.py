@@ -22,6 +22,7 @@ from apps.llm.engine.model.layers import DeltaNet, Norm
 from apps.llm.engine.model.mixers import delta_rule
 from apps.llm.engine.model.mixers.delta_net import DeltaState
 from apps.llm.engine.model.rope import UnsupportedModel
+from apps.llm.engine.weights.model import Model, with_states
 from apps.llm.text import Engine, EngineConfig, SamplingParams
 from tests.llm.engine import tiny_models
 from tests.llm.engine.asking import ids, read, settled
@@ -226,12 +227,19 @@ def test_what_is_refused(changes: dict[str, Any], why: str) -> None:
         from_hf_config(tiny_models.config_of("qwen3_5").to_dict() | changes)
 
 
-def test_options_that_need_shared_states_are_refused_by_name(checkpoint: Path, compile_cache: str) -> None:
-    def load(**options: Any) -> None:
-        Engine.load(EngineConfig(model=str(checkpoint), compile_cache=compile_cache, **tiny_models.SMALL | options))
+def test_options_that_do_not_go_with_its_states_are_refused_by_name(checkpoint: Path) -> None:
+    def settled(**options: Any) -> EngineConfig:
+        config = EngineConfig(model=str(checkpoint), **tiny_models.SMALL | options)
+        return Model.open(config).settle(config)
 
-    with pytest.raises(ValueError, match="prefix_cache_host_gib is for reused prefixes"):
-        load(prefix_cache_host_gib=0.1)
+    with pytest.raises(ValueError, match="prefix_cache_host_gib: pages alone are of no use to a model with linear"):
+        settled(prefix_cache_host_gib=0.1)
+    with pytest.raises(ValueError, match="prefix_states is for the prefix cache, which prefix_cache=false turns off"):
+        settled(prefix_states=3, prefix_cache=False)
+    own = settled()
+    assert own.prefix_states == own.max_batch_size and settled(prefix_cache=False).prefix_states is None
+    with pytest.raises(ValueError, match="prefix_states is for models with linear attention, which this one is not"):
+        with_states(EngineConfig(prefix_states=3), recurrent=False)
     arch = from_hf_config(tiny_models.config_of("qwen3_5").to_dict())
     with pytest.raises(
         ValueError, match=r"cannot split 2 key heads of linear attention evenly; it can be one of \[1, 2\]"

@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 from apps.llm.engine.prefix.host_pages import HostPages
 from apps.llm.engine.prefix.page_pool import PagePool
 from apps.llm.engine.prefix.pool_log import PoolLog
-from apps.llm.engine.prefix.preparing import prepare_pages
+from apps.llm.engine.prefix.preparing import prepare
+from apps.llm.engine.prefix.reuse import PrefixReuse
 
+PAGE = 16
 PROMPTS = [[bytes([prompt, page]) for page in range(4)] for prompt in range(6)]
 
 
@@ -66,7 +68,7 @@ def test_what_is_found_is_what_was_computed(turns, pages: int, rows: int) -> Non
                 pool.release(held.pop(number % len(held)))
             elif held and action == "spoil" and not computed:
                 pool.spoil(held[number % len(held)])
-        prepare_pages(pool, memory)
+        prepare(PrefixReuse(pool, PAGE), memory)
         pool.check(page for own in held for page in own)
         still = {page: name for page, name in found if pool.named([name]) == [page]}
         memory.device |= computed
@@ -89,10 +91,10 @@ def test_a_page_goes_to_host_memory_once() -> None:
     for _ in range(3):
         pool.release(own)
         others = pool.allocate(2)
-        prepare_pages(pool, memory)
+        prepare(PrefixReuse(pool, PAGE), memory)
         pool.release(others)
         own = pool.bring_back([b"a"])
-        prepare_pages(pool, memory)
+        prepare(PrefixReuse(pool, PAGE), memory)
         assert memory.device[own[0]] == b"a"
     assert memory.kept == 1, "its copy was there all the time"
     assert pool.host.returned == 3
@@ -123,7 +125,7 @@ def test_spoiled_contents_are_forgotten_everywhere() -> None:
     pool.publish(pages[0], b"a")
     pool.release(pages)
     again = pool.allocate(2)
-    prepare_pages(pool, memory)
+    prepare(PrefixReuse(pool, PAGE), memory)
     pool.spoil([], [b"a"])
     assert pool.bring_back([b"a"]) == [] and pool.news.since(0).stored == ()
     pool.check(again)

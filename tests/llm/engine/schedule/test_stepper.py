@@ -33,7 +33,7 @@ class Device:
     """Samples what it is asked for, and notes in which order."""
 
     spans_hosts = skips_padding = False
-    compiles_after_ready = programs_compiled = 0
+    compiles_after_ready = programs_compiled = prefix_states = 0
 
     def __init__(self, config: EngineConfig, pages: int):
         self.arch, self.pages, self.host_pages = SimpleNamespace(vocab_size=VOCAB), pages, 0
