@@ -222,7 +222,8 @@ def test_the_least_recently_used_state_makes_way_and_passing_ones_take_no_more_t
     assert page_names(b"", one, PAGE)[2] in states, "four states on its way replaced each other"
 
 
-def test_a_row_that_is_brought_back_is_not_taken_in_the_same_step() -> None:
+def test_a_row_that_somebody_is_to_have_is_not_taken_before() -> None:
+    """Neither of a sequence that is about to enter, for which others make way, nor of one that has."""
     states = KeptStates(1)
 
     def sequence(tokens: int) -> Sequence:
@@ -234,7 +235,10 @@ def test_a_row_that_is_brought_back_is_not_taken_in_the_same_step() -> None:
     first = sequence(1)
     assert states.keep(first, 2, passing=False)
     states.take()
+    assert states.hold(first.hashes) == 2
+    assert not states.keep(sequence(2), 2, passing=False)
     states.bring_back(first.hashes[1], 3)
+    assert states.hold([]) == 0
     assert not states.keep(sequence(2), 2, passing=False)
     assert states.take()[1].rows == [0]
     assert states.keep(sequence(2), 2, passing=False)
