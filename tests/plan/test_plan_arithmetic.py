@@ -183,7 +183,7 @@ def test_batches_fill_the_room() -> None:
         assert (1 + pages + -(-length // 16)) * 10 + max(0, batch + 1 - 20) * 5 > 1000
 
 
-def test_no_prefixes_are_planned_for_a_model_that_reuses_none() -> None:
+def test_states_are_planned_and_no_drafts_for_a_model_with_linear_attention() -> None:
     linear, softmax = (architectures.find(EngineConfig(model=name)).config for name in ("Qwen/Qwen3.5-27B", "gemma-7b"))
-    assert (linear.prefix_cache, linear.speculation) == (False, "off")
-    assert softmax.prefix_cache and softmax.speculation != "off"
+    assert (linear.prefix_states, linear.speculation) == (linear.max_batch_size, "off")
+    assert softmax.prefix_states is None and softmax.speculation != "off"
