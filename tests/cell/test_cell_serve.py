@@ -159,6 +159,7 @@ def test_saxmls_generate_and_jetstreams(cell: Client) -> None:
 def test_a_client_that_leaves_frees_the_model(cell: Client) -> None:
     engines = serve.get_app_handle("sax.small.demo")
     body = {"model": "demo", "prompt": "x", "max_tokens": 60, "min_tokens": 60, "stream": True}
+    _until(lambda: engines.record_autoscaling_stats.remote().result()["open"] == 0)  # a handle's first call takes long
     # Four run at a time: it takes far longer than the question how many are open.
     with cell.http.stream("POST", "/v1/completions", json=body | {"n": 64}) as reply:
         next(reply.iter_bytes())

@@ -57,7 +57,7 @@ def test_a_search_asks_for_no_longer_than_the_experts_that_are_read(requests: in
     """A token picks 8 of 128 experts: 8 requests all but 60 % of them, 64 requests nearly all. The rest is 1.2."""
     pytest.importorskip("libtpu")
     config = EngineConfig(model=QWEN, max_model_len=2048, max_batch_size=requests)
-    found = search._by_arithmetic(
+    found = search.by_arithmetic(
         Workload(config, V6E, context=16), search.Criteria(("v6e",), 4, None, {}), Layout(1, 4), search.Devices(4, 1)
     )
     assert found is not None
