@@ -111,12 +111,17 @@ def what_a_model_writes_is_understood(
 
 
 def what_was_told_stays_true_where_an_answer_is_cut_short(family: str, called: list[Call], length: int) -> None:
-    """Names in order, arguments as far as received."""
+    """Names in order, arguments as far as received.
+
+    gpt-oss ends its answer with the mark that ends a call, which is not in its text. So one that is cut before the
+    first character of the arguments is a call without any.
+    """
     answer = FAMILIES[family].write(called)
+    bare = answer[:length].rstrip().endswith("<|message|>")
     whole = understood(pieces_of(reader(family), [answer]))
     short = understood(pieces_of(reader(family), [answer[:length]]))
     for (name, arguments), (full_name, full_arguments) in zip(short.calls, whole.calls):
-        assert name == full_name and full_arguments.startswith(arguments)
+        assert name == full_name and (full_arguments.startswith(arguments) or (bare and arguments == "{}"))
 
 
 PROPERTIES = {
@@ -134,6 +139,12 @@ properties = pytest.mark.parametrize("holds", PROPERTIES, ids=lambda holds: hold
 def holds_for(holds: Callable[..., None], examples: int) -> None:
     """Tests a property. Hypothesis refuses other settings for a function that has some, so each test makes its own."""
     settings(deadline=None, max_examples=examples)(PROPERTIES[holds](holds))()
+
+
+def test_a_call_cut_before_its_arguments() -> None:
+    answer = FAMILIES["harmony"].write([("f", {"A": None})])
+    for length in range(len(answer)):
+        what_was_told_stays_true_where_an_answer_is_cut_short("harmony", [("f", {"A": None})], length)
 
 
 def test_an_answer_cut_within_a_surrogate_pair() -> None:
