@@ -15,6 +15,8 @@ from apps.plan.hlo import HBM, Array, Computation, Instruction, Module
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 KERNEL = "tpu_custom_call"
 """Name of a Pallas kernel in the text. Its traffic depends on the values of its inputs, not their shapes."""
+WHOLE = "delta_rule_one_token"
+"""The kernel whose traffic does not: it reads and writes a memory of each sequence."""
 EXPERTS = "/experts/while"
 """In the name of a loop over experts; see `apps.llm.engine.model.experts`."""
 
@@ -117,7 +119,11 @@ def _moved(module: Module, computation: Computation, instruction: Instruction) -
     if opcode in _FREE or opcode.endswith("-done") or 'custom_call_target="ConcatBitcast"' in instruction.line:
         return 0, 0
     if f'"{KERNEL}"' in instruction.line:
-        return 0, 0
+        if WHOLE not in instruction.line.partition(" = ")[0]:
+            return 0, 0
+        # What XLA has brought into the chip's own memory before, and takes back after, is counted there.
+        read = sum(array.nbytes for _, _, array in computation.operand_arrays(instruction) if array.space == HBM)
+        return read, sum(array.nbytes for array in instruction.arrays if array.space == HBM)
     if opcode.endswith("-start") and opcode.removesuffix("-start") not in COLLECTIVES:
         return _copied(opcode, instruction)
     if opcode == "fusion":

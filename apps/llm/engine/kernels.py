@@ -112,6 +112,15 @@ def experts(mesh: Mesh, hidden: int, width: int) -> Callable[..., jax.Array] | N
     return feed_forward
 
 
+def one_token(mesh: Mesh, key_dim: int, value_dim: int) -> Callable[..., tuple[jax.Array, jax.Array]] | None:
+    """The kernel for one token of each sequence in linear attention with heads of that size; None: XLA computes it."""
+    if _platform(mesh) != "tpu":
+        return None
+    from apps.llm.engine.model.mixers import delta_kernel
+
+    return delta_kernel.one_token if delta_kernel.takes(key_dim, value_dim) else None
+
+
 def _platform(mesh: Mesh) -> str:
     return mesh.devices.flat[0].platform
 

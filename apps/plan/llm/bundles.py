@@ -17,7 +17,7 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from apps.arrays.programs import ProgramSpec
+from apps.llm.engine import kernels
 from apps.llm.engine.attention.pallas import PallasAttention
 from apps.llm.engine.attention.sharded import attend
 from apps.llm.engine.attention.spec import QKV, AttentionSpec, LayerCache
@@ -36,6 +37,9 @@ from apps.llm.engine.model.experts import kernel as experts_kernel
 from apps.llm.engine.model.experts.mixture import feed_forward
 from apps.llm.engine.model.experts.weights import ExpertWeights
 from apps.llm.engine.model.feed_forward.experts import expert_weights
+from apps.llm.engine.model.layers import DeltaNet
+from apps.llm.engine.model.mixers import delta_kernel
+from apps.llm.engine.model.mixers.delta_rule import DeltaTokens
 from apps.llm.engine.model.pointwise import gated
 from apps.plan import topology
 from apps.plan.llm import experts
@@ -86,6 +90,22 @@ def of_experts(programs: StepPrograms, slice: TpuSlice, tokens: int) -> experts.
     return None if text is None else experts_loops(text, gathers=tokens > experts_kernel.FEW_TOKENS)
 
 
+def of_linear_attention(programs: StepPrograms, slice: TpuSlice, seqs: int) -> float:
+    """Cycles of the kernels of all layers with linear attention in a step of so many sequences; 0 without one, or with
+    a warning if there is no dump."""
+    cycles, devices = 0.0, programs.mesh.size
+    for mixer in (layer.mixer for layer in programs.arch.layers if isinstance(layer.mixer, DeltaNet)):
+        if kernels.one_token(programs.mesh, mixer.key_dim, mixer.value_dim) is None:
+            continue
+        heads = mixer.num_value_heads // devices
+        text = _dumped(pickle.dumps(DeltaKernel(slice, heads, mixer.key_dim, mixer.value_dim, seqs)))
+        if text is not None:
+            once, each = (bundles.all for bundles in parsed(text).values())
+            groups = heads // delta_kernel.heads_together(heads, mixer.key_dim, mixer.value_dim)
+            cycles += once + seqs * groups * each
+    return cycles
+
+
 def attention_loops(text: str) -> Loops:
     """The loops in the attention kernel's `final_bundles`. A single block of queries has no loop around it.
 
@@ -129,7 +149,7 @@ def parsed(text: str) -> dict[int, Bundles]:
 
 @cache
 def _dumped(kernel: bytes) -> str | None:
-    """The `final_bundles` of a pickled AttentionKernel or ExpertsKernel."""
+    """The `final_bundles` of a pickled AttentionKernel, ExpertsKernel or DeltaKernel."""
     with tempfile.TemporaryDirectory() as folder:
         options = f"{os.environ.get('LIBTPU_INIT_ARGS', '')} {DUMP.format(folder)}"
         environment = os.environ | {"LIBTPU_INIT_ARGS": options, "JAX_PLATFORMS": "cpu"}
@@ -208,6 +228,33 @@ class ExpertsKernel:
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
             arguments = abstract(self.arch.hidden_size, decoder.dtype), *picks, weights
             return ProgramSpec(("experts",), run, arguments).compiled()
+
+
+@dataclass(frozen=True)
+class DeltaKernel:
+    """Linear attention over one token of each of `seqs` sequences, on one device."""
+
+    slice: TpuSlice
+    heads: int
+    key_dim: int
+    value_dim: int
+    seqs: int
+
+    file = f"-{delta_kernel.NAME}."
+
+    def compiled(self) -> jax.stages.Compiled:
+        mesh, heads = topology.mesh(self.slice, "tensor", 1), (self.seqs, self.heads)
+
+        def abstract(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, P()))
+
+        keys, values = abstract(*heads, self.key_dim), abstract(*heads, self.value_dim)
+        tokens = DeltaTokens._make([keys, keys, values, abstract(*heads), abstract(*heads)])
+        memory = abstract(self.seqs + 1, self.heads, self.key_dim, self.value_dim)
+        flags = abstract(self.seqs, dtype=jnp.int32)
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            arguments = tokens, memory, flags, flags
+            return ProgramSpec(("delta",), delta_kernel.one_token, arguments, donate=(1,)).compiled()
 
 
 if __name__ == "__main__":

@@ -94,7 +94,7 @@ class PlannedModel:
         return fitting(self.shapes, batch, batch)
 
     def kernels(self, shape: StepShape, sequences: Sequences) -> list[KernelCost]:
-        """The costs of the kernels of attention and of experts in a step of this shape."""
+        """The costs of the kernels of attention, of linear attention and of experts in a step of this shape."""
         programs, slice, int8 = self.programs, self.workload.slice, self.config.quantize_weights == "int8"
         decoder = programs.decoder
 
@@ -103,6 +103,7 @@ class PlannedModel:
 
         return [
             kernel.attention(decoder, programs.caches, sequences, shape.max_pages, loops),
+            KernelCost(0, 0, 0, bundles.of_linear_attention(programs, slice, shape.seqs)),
             experts.kernel(decoder, int8, shape.tokens, bundles.of_experts(programs, slice, shape.tokens)),
         ]
 

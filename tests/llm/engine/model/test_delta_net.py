@@ -4,6 +4,7 @@ Sequences keep a state by slot, whoever had it before, whatever else is in a ste
 """
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import torch_recurrent_gated_d
 from apps.llm.engine.execute.step import StepShape
 from apps.llm.engine.model.families.hugging_face import from_hf_config
 from apps.llm.engine.model.layers import DeltaNet, Norm
-from apps.llm.engine.model.mixers import delta_rule
+from apps.llm.engine.model.mixers import delta_kernel, delta_rule
 from apps.llm.engine.model.mixers.delta_net import DeltaState
 from apps.llm.engine.model.rope import UnsupportedModel
 from apps.llm.engine.weights.model import Model, with_states
@@ -67,8 +68,9 @@ def theirs(x: np.ndarray, ba: np.ndarray, taps: np.ndarray, decays: Any, state: 
     return y[0].numpy(), kept.numpy(), last[0].numpy()
 
 
+@pytest.mark.parametrize("kernel", [None, partial(delta_kernel.one_token, interpret=True)], ids=["XLA", "kernel"])
 @pytest.mark.parametrize("slots", [SLOTS, 50])
-def test_parts_of_any_length_as_transformers(slots: int) -> None:
+def test_parts_of_any_length_as_transformers(slots: int, kernel: Any) -> None:
     """New and old, of one token and of several chunks, in one step; the slots of others stay as they are."""
     lengths = [(1, 7, 3), (70, 70, 0), (1, 1, 5), (2, 90, 1), (64, 64, 2), (129, 130, 7), (1, 300, 4)]
     random = np.random.default_rng(0)
@@ -82,7 +84,8 @@ def test_parts_of_any_length_as_transformers(slots: int) -> None:
         random.standard_normal((slots, SPEC.num_value_heads, SPEC.key_dim, SPEC.value_dim)).astype(np.float32),
     )
     assert total < 320, "some of the step is padding"
-    y, made = jax.jit(delta_rule.mixed, static_argnums=0)(SPEC, x, ba, taps, decays, state, step_of(lengths, 320))
+    mixed = jax.jit(partial(delta_rule.mixed, SPEC, kernel=kernel))
+    y, made = mixed(x, ba, taps, decays, state, step_of(lengths, 320))
     start = 0
     for count, length, slot in lengths:
         before = jax.tree.map(lambda part, slot=slot: part[slot] * (count < length), state)  # noqa: B023

@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 from apps.arrays.collectives import AXIS
 from apps.arrays.row_ranges import Rows, Source
+from apps.llm.engine import kernels
 from apps.llm.engine.adapters.low_rank import AdaptedProduct
 from apps.llm.engine.attention.spec import AttentionBackend
 from apps.llm.engine.model.layers import DeltaNet
@@ -123,7 +124,7 @@ class DeltaNetMixer:
         ba = step.product(x, layer["ba"]).reshape(len(x), spec.num_key_heads, 2, -1)
         weights = layer["taps"].astype(jnp.float32).reshape(spec.num_key_heads, -1, spec.taps)
         decay = layer["decay"].reshape(spec.num_key_heads, -1), layer["decay_bias"].reshape(spec.num_key_heads, -1)
-        mix = partial(delta_rule.mixed, spec)
+        mix = partial(delta_rule.mixed, spec, kernel=kernels.one_token(mesh, spec.key_dim, spec.value_dim))
         if mesh.size > 1:
             heads, first = P(None, AXIS), P(AXIS)
             kept = DeltaState(heads, heads)

@@ -7,6 +7,7 @@ within a chunk the corrections of its tokens depend on each other by a triangula
 2024, https://arxiv.org/abs/2406.06484, section 3); the rest is products of matrices. All of it is in float32.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -63,6 +64,7 @@ def mixed(
     decays: tuple[jax.Array, jax.Array],
     state: Any,
     parts: StepParts,
+    kernel: Callable[..., tuple[jax.Array, jax.Array]] | None = None,
 ) -> tuple[jax.Array, Any]:
     """Convolution and rule, of this device's key heads.
 
@@ -72,13 +74,14 @@ def mixed(
         taps: `[key heads, channels, taps]`.
         decays: `[key heads, value heads of each]`, the logarithm of the rate, and the bias.
         state: a `DeltaState`.
+        kernel: computes single tokens, where they are; None: XLA does.
 
     Returns:
         `[T, value heads, value_dim]` float32, and the state with the step's tokens.
     """
     inputs, kept = convolved(qkv, taps, state.inputs, parts)
     tokens = _tokens(spec, inputs, ba, decays)
-    single, memory = _one_by_one(tokens, state.memory, parts)
+    single, memory = _one_by_one(tokens, state.memory, parts, kernel)
     y, memory = _in_chunks(tokens, single, memory, parts)
     return y, state._replace(inputs=kept, memory=memory)
 
@@ -123,11 +126,18 @@ def _tokens(spec: DeltaNet, x: jax.Array, ba: jax.Array, decays: tuple[jax.Array
     )
 
 
-def _one_by_one(tokens: DeltaTokens, memory: jax.Array, parts: StepParts) -> tuple[jax.Array, jax.Array]:
+def _one_by_one(
+    tokens: DeltaTokens,
+    memory: jax.Array,
+    parts: StepParts,
+    kernel: Callable[..., tuple[jax.Array, jax.Array]] | None,
+) -> tuple[jax.Array, jax.Array]:
     """The sequences of one token: `[T, heads, value_dim]`, and the memory with them; others as they were."""
     alone, own, slots = parts.tokens == 1, DeltaTokens(*(each[parts.first] for each in tokens)), len(memory)
     nowhere = jnp.where(alone, parts.slot, slots)  # out of range: left out
-    if 2 * len(alone) >= slots:
+    if kernel is not None:
+        y, memory = kernel(own, memory, jnp.where(alone, parts.slot, slots - 1), parts.new)  # the last is nobody's
+    elif 2 * len(alone) >= slots:
         # Most slots are in the step: their memories are taken where they are, not gathered and put back.
         seq = jnp.full(slots, -1).at[nowhere].set(jnp.arange(len(alone)), mode="drop")
         y, memory = one_token(DeltaTokens(*(each[seq] for each in own)), memory, parts.new[seq], seq >= 0)
