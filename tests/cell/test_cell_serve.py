@@ -162,7 +162,8 @@ def test_a_client_that_leaves_frees_the_model(cell: Client) -> None:
     _until(lambda: engines.record_autoscaling_stats.remote().result()["open"] == 0)  # a handle's first call takes long
     # Four run at a time: it takes far longer than the question how many are open.
     with cell.http.stream("POST", "/v1/completions", json=body | {"n": 64}) as reply:
-        next(reply.iter_bytes())
+        pieces = reply.iter_bytes()  # held: its end would close the connection
+        next(pieces)
         assert engines.record_autoscaling_stats.remote().result()["open"] > 1
     _until(lambda: engines.record_autoscaling_stats.remote().result()["open"] == 0)
 
