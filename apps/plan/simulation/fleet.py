@@ -134,7 +134,7 @@ class Simulation:
 
     def __post_init__(self) -> None:
         if not self.workload.shares:  # then the prefix cache finds nothing, and costs only time
-            config = self.service.config.model_copy(update={"prefix_cache": False})
+            config = self.service.config.model_copy(update={"prefix_cache": False, "prefix_states": None})
             self.service = replace(self.service, config=config)
         told = Listeners(self._entered, self._began, self._ended)
         self.replicas = [SimulatedReplica(self.service, told) for _ in range(self.service.replicas)]

@@ -17,7 +17,10 @@ WORTH = 256
 
 
 class ReachedLog(PoolLog):
-    """The log of a pool whose pages are of use as far as a state is kept: others have no name in it."""
+    """The log of a pool whose pages are of use as far as a state is kept: others have no name in it.
+
+    For a prompt that leaves such a prefix before its end, it promises too much, until a state is kept there as well.
+    """
 
     def __init__(self) -> None:
         super().__init__()

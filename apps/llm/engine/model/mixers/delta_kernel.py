@@ -1,7 +1,8 @@
 """A TPU kernel for the gated delta rule over one token of each of many sequences.
 
-A memory is read once and written once, where it is: XLA reads it twice, once to ask it and once to write it, and takes
-those of all slots. `delta_rule.one_token` says what is computed; this is the same in another order of sums.
+It takes the memories of the step's sequences, each once, where they are. XLA computes with those of all slots, which
+by its own count takes more cycles. `delta_rule.one_token` says what is computed; this is the same in another order of
+sums.
 """
 
 from functools import partial
@@ -70,7 +71,7 @@ def one_token(
             jax.ShapeDtypeStruct(shape, jnp.float32),
         ],
         input_output_aliases={2 + len(given): 1},
-        cost_estimate=pl.CostEstimate(  # for the compiler's schedule, and the plan
+        cost_estimate=pl.CostEstimate(  # for the compiler's schedule
             flops=8 * seqs * heads * key_dim * value_dim,
             bytes_accessed=8 * seqs * heads * key_dim * value_dim + 4 * sum(each.size for each in given),
             transcendentals=0,
