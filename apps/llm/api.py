@@ -194,6 +194,20 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     resumes_exactly: bool
     """Whether an answer that is continued from its tokens is the undisturbed one, bit for bit. If not, rounding may
     differ where steps of different sizes are computed by different kernels, and a near tie may fall the other way."""
+    continues_held: bool = True
+    """Whether it continues answers that follow a grammar, or whose tokens so far count for a penalty."""
+
+    def cannot_continue(self, request: "TokenRequest") -> str | None:
+        """Why an answer that has tokens can't go on in an engine like this one, in words for its reader; None: it can.
+        An answer without a grammar or penalties always can, though `resumes_exactly` may be False."""
+        if self.continues_held or request.sampling is None:
+            return None
+        if request.grammar is not None:
+            return f"{request.grammar.field}: the engine can't continue an answer that follows a grammar"
+        for name in ("presence_penalty", "frequency_penalty"):
+            if getattr(request.sampling, name):
+                return f"{name}: the engine can't continue an answer whose tokens count for a penalty"
+        return None
 
 
 class CacheNews(msgspec.Struct, frozen=True, kw_only=True):

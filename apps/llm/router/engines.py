@@ -38,8 +38,11 @@ class FleetEngines:
             self._dismissed.append(member)
 
     def relieved(self) -> list[Member]:
-        """The dismissed, once there is another engine that can go on with what they have."""
-        relieved, self._dismissed = (self._dismissed, []) if self._members else ([], self._dismissed)
+        """The dismissed, once there is another engine that can go on with what they have. They keep what can't."""
+        if not self._members:
+            return []
+        relieved = self._dismissed
+        self._dismissed = [each for each in relieved if any(journey.bound for journey in each.journeys.values())]
         return relieved
 
     def remove(self, engine: TokenEngine) -> Member | None:

@@ -75,6 +75,13 @@ class Journey:
         return len(request.prompt_ids) + len(request.suffix or request.answer_ids) + len(self.tokens)
 
     @property
+    def bound(self) -> str | None:
+        """Why it can't go on in another engine than its own, if it can't."""
+        if self.member is None or not self.tokens:
+            return None
+        return self.member.capabilities.cannot_continue(self.request)
+
+    @property
     def urgency(self) -> tuple[float, int]:
         """The order in which those that wait for an engine go."""
         return (float("inf") if self.ends is None else self.ends), self.number

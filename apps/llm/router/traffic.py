@@ -64,8 +64,9 @@ class FleetTraffic:
 
     def _relieve(self) -> None:
         for member in self.engines.relieved():
-            member.engine.abort(list(member.journeys))
-            self._move(member, "is drained")
+            moving = [journey for journey in member.journeys.values() if not journey.bound]
+            member.engine.abort([journey.id for journey in moving])
+            self._move(member, "is drained", moving)
 
     def lost(self, engine: TokenEngine, reason: str) -> None:
         """This engine is gone: move what it had."""
@@ -73,7 +74,7 @@ class FleetTraffic:
             if (member := self.engines.remove(engine)) is not None:
                 for journey in member.journeys.values():
                     journey.fatal += journey.runs
-                self._move(member, reason)
+                self._move(member, reason, list(member.journeys.values()))
 
     def submit(self, requests: Sequence[TokenRequest], sink: Sink) -> "Future[None]":
         """See `TokenEngine.submit`. Without an engine, requests wait for one: they are queued here."""
@@ -204,14 +205,14 @@ class FleetTraffic:
         elif journey in self._homeless:
             self._homeless.remove(journey)
 
-    def _move(self, member: Member, reason: str) -> None:
+    def _move(self, member: Member, reason: str, journeys: list[Journey]) -> None:
         """Let a member's requests wait for another one."""
-        journeys = list(member.journeys.values())
-        member.journeys.clear()
         now = self._clock()
         if journeys:
             log.warning("%s %s: %d requests go on elsewhere", member.name, reason, len(journeys))
         for journey in journeys:
+            bound = journey.bound
+            del member.journeys[journey.id]
             journey.member, journey.runs = None, False
             journey.gone = now if journey.gone is None else journey.gone
             if journey.aborted:
@@ -219,8 +220,10 @@ class FleetTraffic:
                 journey.sink([journey.last("abort")])
             elif journey.fatal >= MOST_FATAL:
                 self._end(journey)
-                why = f"{journey.fatal} engines ended with it, one after another: {reason}"
-                journey.sink([journey.last("error", why)])
+                journey.sink([journey.last("error", f"{journey.fatal} engines ended with it, one by one: {reason}")])
+            elif bound:
+                self._end(journey)
+                journey.sink([journey.last("error", f"{bound} (its own: {reason})")])
             else:
                 journey.moved = journey.moved or journey.group is None
                 self._homeless.append(journey)
