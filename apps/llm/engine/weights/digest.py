@@ -25,6 +25,19 @@ def model_digest(model: Model) -> bytes:
     return found.digest()
 
 
+def files_digest(checkpoint: Checkpoint, weights: bool = True) -> bytes:
+    """16 bytes, as `model_digest`, of a model whose family need not be known: of its files alone.
+
+    Args:
+        weights: False if they are drawn, and not those of the files.
+    """
+    parts = _files(checkpoint) if weights else [checkpoint.file("config.json") or b""]
+    found = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        found.update(len(part).to_bytes(8, "little") + part)
+    return found.digest()
+
+
 def _manifest(checkpoint: Prepared) -> list[bytes]:
     return [checkpoint.file(MANIFEST) or b""]
 

@@ -56,6 +56,14 @@ class Model:
         arch = checkpoint.architecture(weights and not random)
         return cls(arch.serving(config.max_model_len), checkpoint, random)
 
+    @property
+    def vocab_size(self) -> int:
+        return self.arch.vocab_size
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        return self.arch.eos_token_ids
+
     def settle(self, config: EngineConfig) -> EngineConfig:
         """The config with the quantization of a prepared or quantized checkpoint, and without what a model cannot do.
 
