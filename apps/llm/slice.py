@@ -32,6 +32,7 @@ from ray_configs.tpu import TpuSlice
 
 if TYPE_CHECKING:
     from apps.llm.engine.hosts.lockstep import SliceWorkers
+    from apps.llm.engines.vllm.hosts import VllmOrders, VllmSlice
     from apps.llm.text import Engine
 
 log = logging.getLogger("podslice")
@@ -89,11 +90,22 @@ class SliceHost:
         ).start()
         return os.environ.get("TPU_WORKER_ID", "")
 
+    def start_vllm(self, config: LLMConfig, orders: "VllmOrders", rank: int) -> str:
+        """Start this host's part of vLLM; what it says is in this actor's log. Returns as `work`."""
+        logging.basicConfig(format=f"host {rank}: %(message)s")
+        log.setLevel(logging.INFO)
+        notices.pass_on()
+        self._vllm = orders.child(config, rank)
+        return os.environ.get("TPU_WORKER_ID", "")
+
     def node(self) -> str:
         """The host's Ray node id."""
         return private_ray.own_node()
 
     def ping(self) -> int:
+        """Raises RuntimeError when vLLM has ended here."""
+        if (vllm := getattr(self, "_vllm", None)) is not None and (how := vllm.ended) is not None:
+            raise RuntimeError(how)
         return os.getpid()
 
 
@@ -103,7 +115,7 @@ class SliceHosts:
     def __init__(self, reservation: ReservedSlice, actors: list[Any]):
         self.slice_name = reservation.slice_name
         self._reservation, self._actors = reservation, actors
-        self._slice: SliceWorkers | None = None  # set once the hosts have connected
+        self._slice: SliceWorkers | VllmSlice | None = None  # set once the hosts have connected
         self.leaving: LeavingNodes | None = None  # set once they load
         self._closing = threading.Lock()
 
@@ -127,9 +139,6 @@ class SliceHosts:
         return hosts
 
     def _start_actors(self, wanted: TpuSlice, config: LLMConfig) -> None:
-        from apps.llm.engine.hosts.lockstep import SliceWorkers
-        from apps.llm.engine.hosts.wire import Listener
-
         host = ray.remote(num_cpus=0, resources={"TPU": wanted.chips_per_host}, max_restarts=0)(SliceHost)
         self._actors = [
             host.options(
@@ -140,23 +149,44 @@ class SliceHosts:
             for i in range(wanted.hosts)
         ]
         coordinator = ray.get(self._actors[0].meeting_point.remote(), timeout=ACTORS_S)
+        if config.engine == "vllm":
+            self._start_vllm(wanted, config, coordinator)
+        else:
+            self._start_workers(wanted, config, coordinator)
+        nodes = ray.get([actor.node.remote() for actor in self._actors], timeout=ACTORS_S)
+        self.leaving = LeavingNodes(nodes)
+
+    def _start_vllm(self, wanted: TpuSlice, config: LLMConfig, coordinator: str) -> None:
+        from apps.llm.engines.vllm.hosts import VllmOrders, VllmSlice
+
+        api = ray.get(self._actors[0].meeting_point.remote(), timeout=ACTORS_S)
+        orders = VllmOrders.of(config, wanted, coordinator, api, ray.util.get_node_ip_address())
+        begun = [actor.start_vllm.remote(config, orders, i) for i, actor in enumerate(self._actors)]
+        self._in_order(ray.get(begun, timeout=ACTORS_S))
+        self._slice = VllmSlice(orders, self._release)
+
+    def _start_workers(self, wanted: TpuSlice, config: LLMConfig, coordinator: str) -> None:
+        from apps.llm.engine.hosts.lockstep import SliceWorkers
+        from apps.llm.engine.hosts.wire import Listener
+
         listener = Listener(ray.util.get_node_ip_address())
         try:
             orders = listener.address, listener.secret, config, coordinator
             begun = [actor.work.remote(*orders, i, wanted.hosts) for i, actor in enumerate(self._actors)]
-            workers = ray.get(begun, timeout=ACTORS_S)
-            if workers != [str(i) for i in range(wanted.hosts)]:
-                raise RuntimeError(f"hosts of slice {self.slice_name} are out of order: TPU_WORKER_IDs are {workers}")
+            self._in_order(ray.get(begun, timeout=ACTORS_S))
             self._slice = SliceWorkers(listener, wanted.hosts, ACTORS_S, config.health_step_deadline_s, self._release)
         except BaseException:
             listener.close()
             raise
-        nodes = ray.get([actor.node.remote() for actor in self._actors], timeout=ACTORS_S)
-        self.leaving = LeavingNodes(nodes)
+
+    def _in_order(self, workers: list[str]) -> None:
+        """Raises RuntimeError unless each actor is on the host of its rank."""
+        if workers != [str(i) for i in range(len(self._actors))]:
+            raise RuntimeError(f"hosts of slice {self.slice_name} are out of order: TPU_WORKER_IDs are {workers}")
 
     @property
-    def workers(self) -> "SliceWorkers":
-        """The `ExecutorProvider` for `Engine.load`."""
+    def workers(self) -> "SliceWorkers | VllmSlice":
+        """The provider for `Engine.load`."""
         assert self._slice is not None, "the hosts must connect before anything is loaded"
         return self._slice
 

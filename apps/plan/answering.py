@@ -59,6 +59,8 @@ def answer(source: str, options: Options, kinds: Sequence[type[Planned]]) -> tup
     if config.slice is None and (searches or not loaded):
         raise ConfigError(f"{source} runs on CPUs: it has no slice to plan for. Name one, such as --slice v5e:2x4:8t")
     _keep_off_tpus()
+    if isinstance(config, LLMConfig) and config.engine == "vllm":
+        return _other_engine(config, options)
     if isinstance(config, StableDiffusionConfig):
         return _plan_images(config, _counts(options.get("pictures", "1,2,4,8")))
     return _plan_workload(config, source, options) if loaded else _plan_llm(config, options)
@@ -110,6 +112,19 @@ def _plan_llm(config: LLMConfig, options: Options) -> tuple[BaseModel, Show]:
         with _alive(f"looking for a slice for {config.model}") as tell:
             return search.search(workload, search.Criteria(*_criteria(options)), tell), text.show_search
     except (CheckpointError, UnsupportedModel, NoCompiler, ValueError) as error:
+        raise ConfigError(str(error)) from error
+
+
+def _other_engine(config: LLMConfig, options: Options) -> tuple[BaseModel, Show]:
+    from apps.arrays.model_folder import CheckpointError
+    from apps.plan import other_engine
+
+    _refuse(options, (*LENGTHS, *LOADS, *BOUNDS, "whole", "search", "price"), other_engine.NOT_PLANNED)
+    if config.slice is None:
+        raise ConfigError(f"it runs on CPUs: {other_engine.NOT_PLANNED}. Name a slice, such as --slice v5e:2x4:8t")
+    try:
+        return other_engine.plan(config), other_engine.show
+    except (CheckpointError, ValueError) as error:
         raise ConfigError(str(error)) from error
 
 

@@ -44,6 +44,8 @@ def prepare_config(config: LLMConfig, to: str, emulated: bool) -> PreparedStart:
         PreparationRefused: the config does not fit its slice, or there is no key to seal with; nothing was written.
         Busy, CheckpointError, OSError: see `preparation.prepare`.
     """
+    if config.engine != "jax":
+        raise PreparationRefused(f"engine={config.engine!r} reads checkpoints as they are: there is nothing to prepare")
     programs.seal_key()
     weights, location = None, stored.below(to)
     model = _open(config)

@@ -38,6 +38,7 @@ from ray_configs.tpu import TpuSlice
 
 if TYPE_CHECKING:  # a router's process has no JAX
     from apps.llm.engine.executor_protocol import ExecutorProvider
+    from apps.llm.engines.vllm.processes import VllmProcess
 
 
 class Engine(Scripting):
@@ -81,7 +82,7 @@ class Engine(Scripting):
     def load(
         cls,
         config: EngineConfig | str,
-        provider: "ExecutorProvider | None" = None,
+        provider: "ExecutorProvider | VllmProcess | None" = None,
         slice: TpuSlice | None = None,
         **settings: Any,
     ) -> "Engine":
@@ -89,7 +90,7 @@ class Engine(Scripting):
 
         Args:
             config: a config, or just the model: a local folder, a hub id, an fsspec URL or a registered name.
-            provider: where the model's devices are; default: those that this process sees.
+            provider: where the model's devices are, or its vLLM; default: those that this process sees, or one beside.
             slice: the TPU slice that the devices belong to, if any, for choosing a layout.
             settings: fields of EngineConfig, if only a model is given: `Engine.load("google/gemma-2b", tiny=True)`.
 
@@ -104,7 +105,7 @@ class Engine(Scripting):
             raise TypeError(f"settings next to a whole config: put {', '.join(settings)} into the config")
         opened = open_model(config, provider, slice)
         try:
-            engine = cls(opened.tokens.config, *opened)
+            engine = cls(opened.config, opened.tokens, *opened[2:])
             for name, location in engine.config.adapters.items():
                 engine.load_adapter(name, location)
         except BaseException:

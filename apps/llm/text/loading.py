@@ -5,7 +5,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from apps.llm.api import Capabilities, Pool
+from apps.llm.engine.interface import TokenEngine
 from apps.llm.engine.weights.model import Model
+from apps.llm.engines.vllm.model import ServedModel
 from apps.llm.text.model_files import pooling_of, sampling_defaults_of, tokenizer_of
 from apps.llm.text.reranker import Reranker
 from apps.llm.text.tokenizer.model_tokenizer import ModelTokenizer
@@ -13,22 +15,25 @@ from ray_configs.llm import EngineConfig
 from ray_configs.tpu import TpuSlice
 
 if TYPE_CHECKING:
-    from apps.llm.engine.engine import JaxEngine
-    from apps.llm.engine.executor_protocol import ExecutorProvider
+    from apps.llm.engines.vllm.processes import VllmProcess
 
 
 class Opened(NamedTuple):
     """A loaded model; see `Engine`'s arguments."""
 
-    tokens: "JaxEngine"
+    tokens: TokenEngine
+    config: EngineConfig
+    """As the engine has settled it."""
     tokenizer: ModelTokenizer
     reranker: Reranker | None
     pooling: Pool
     sampling_defaults: Mapping[str, Any]
 
 
-def open_model(config: EngineConfig, provider: "ExecutorProvider | None", slice: TpuSlice | None) -> Opened:
+def open_model(config: EngineConfig, provider: Any, slice: TpuSlice | None) -> Opened:
     """See `Engine.load`."""
+    if config.engine == "vllm":
+        return _open_vllm(config, provider, slice)
     from apps.llm.engine.engine import JaxEngine  # brings JAX, which `open_words` has no use for
 
     opened: list[tuple[Model, ModelTokenizer]] = []
@@ -41,10 +46,22 @@ def open_model(config: EngineConfig, provider: "ExecutorProvider | None", slice:
     try:
         ((model, tokenizer),) = opened
         reranker = Reranker.of(tokens.config, model.arch, tokenizer)
-        return Opened(tokens, tokenizer, reranker, pooling_of(model), sampling_defaults_of(model, tokens.config))
+        settled = tokens.config
+        return Opened(tokens, settled, tokenizer, reranker, pooling_of(model), sampling_defaults_of(model, settled))
     except BaseException:
         tokens.shutdown()
         raise
+
+
+def _open_vllm(config: EngineConfig, process: "VllmProcess | None", slice: TpuSlice | None) -> Opened:
+    from apps.llm.engines.vllm.engine import VllmEngine
+
+    model = ServedModel.open(config)
+    tokenizer = tokenizer_of(model)
+    defaults = sampling_defaults_of(model, config)
+    return Opened(
+        VllmEngine.load(config, model, tokenizer, process, slice), config, tokenizer, None, pooling_of(model), defaults
+    )
 
 
 class OpenedWords(NamedTuple):
@@ -65,6 +82,9 @@ def open_words(config: EngineConfig, sizes: Capabilities) -> OpenedWords:
     Raises:
         CheckpointError, UnsupportedModel: the model cannot be read, or its family is not supported.
     """
+    if config.engine == "vllm":
+        served = ServedModel.open(config)
+        return OpenedWords(tokenizer_of(served), None, pooling_of(served), sampling_defaults_of(served, config))
     model = Model.open(config, weights=False)
     model = replace(model, arch=replace(model.arch, vocab_size=sizes.vocab_size))
     tokenizer = tokenizer_of(model)

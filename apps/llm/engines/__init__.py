@@ -1,0 +1,1 @@
+"""Other engines behind the interface of a token engine, each started as a process of its own."""
