@@ -28,7 +28,6 @@ class CellConfig(AppConfig):
     """
 
     import_path: ClassVar[str] = "apps.cell:build"
-    image_name: ClassVar[str] = "llm"
     default_name: ClassVar[str] = "cell"
 
     name: CellName = "test"

@@ -163,13 +163,15 @@ class Service(Deployed):
         """Whether a path of the Pods is in the bucket that they mount."""
         return self.bucket is not None and self.bucket.mount is not None and path.startswith(f"{self.bucket.mount}/")
 
-    def _image(self, app: Application) -> str:
-        return app.image or image(app.config.image_name, self.cloud.project)
+    def _image(self, app: Application, engine: bool = True) -> str:
+        """Of an application's workers, or of those that have no engine beside them."""
+        name = app.config.image_name if engine else app.config.image_name.removesuffix("-vllm")
+        return app.image or image(name, self.cloud.project)
 
     @property
     def head_image(self) -> str:
         """The head builds every application, so any application's image will do: they differ in heavy packages only."""
-        return self._image(self.applications[0])
+        return self._image(self.applications[0], engine=False)
 
     @property
     def drain_s(self) -> int:
@@ -198,7 +200,7 @@ class Service(Deployed):
                 name=name,
                 slice=app.config.slice if chips else None,
                 capacity=app.capacity if chips else OnDemand(),
-                image=self._image(app),
+                image=self._image(app, engine=chips),
                 minimum=minimum + (before.minimum if before else 0),
                 maximum=maximum + (before.maximum if before else 0),
                 cpus=max(app.config.worker_cpus, before.cpus if before else 0),

@@ -15,7 +15,6 @@ class StableDiffusionConfig(AppConfig):
     """One Stable Diffusion 1.x, 2.x or XL pipeline: `serve run apps.stable_diffusion:build model=PATH ...`."""
 
     import_path: ClassVar[str] = "apps.stable_diffusion:build"
-    image_name: ClassVar[str] = "stable-diffusion"
     default_name: ClassVar[str] = "stable-diffusion"
 
     model: str = "CompVis/stable-diffusion-v1-4"
@@ -87,6 +86,10 @@ class StableDiffusionConfig(AppConfig):
                 f"({self.max_inference_steps})"
             )
         return self
+
+    @property
+    def image_name(self) -> str:
+        return "stable-diffusion"
 
     @property
     def served_name(self) -> str:

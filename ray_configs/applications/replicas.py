@@ -14,8 +14,6 @@ class AppConfig(Config):
 
     import_path: ClassVar[str]
     """Import path of the typed builder that reads this config back, `module:attribute`."""
-    image_name: ClassVar[str]
-    """The project's image that it runs in: a target of the Dockerfile."""
     default_name: ClassVar[str]
 
     slice: SliceField | None = None
@@ -67,6 +65,11 @@ class AppConfig(Config):
         if self.max_replicas < self.min_replicas:
             raise ValueError(f"max_replicas ({self.max_replicas}) is below min_replicas ({self.min_replicas})")
         return self
+
+    @property
+    def image_name(self) -> str:
+        """The project's image that it runs in: a target of the Dockerfile."""
+        return "llm"
 
     @property
     def spans_hosts(self) -> bool:

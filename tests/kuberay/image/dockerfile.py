@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "kuberay" / "image"
-TARGETS = ("llm", "stable-diffusion")
+TARGETS = ("llm", "llm-vllm", "stable-diffusion")
 
 
 @dataclass(frozen=True)

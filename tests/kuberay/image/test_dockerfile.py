@@ -11,6 +11,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from apps.llm.engines.vllm.child import COMMAND
+from kuberay.check.serve.vllm import known
 from ray_configs.cell import CellConfig
 from ray_configs.cluster.release import PODSLICE_VERSION, RAY_VERSION
 from ray_configs.job import Job
@@ -44,12 +46,17 @@ def test_the_base_is_the_pinned_ray_on_a_python_that_the_project_supports(docker
 def test_every_stage_builds_on_the_base(dockerfile: Dockerfile) -> None:
     for stage in dockerfile.stages.values():
         assert stage.base in dockerfile.stages or stage.name == "ray"
-    # The two images share their largest layers, which a node that runs both pulls once.
-    assert {dockerfile.stages[target].base for target in TARGETS} == {"packages"}
+    # The images share their largest layers, which a node that runs several pulls once.
+    assert {target: dockerfile.stages[target].base for target in TARGETS} == {
+        "llm": "packages",
+        "llm-vllm": "llm",
+        "stable-diffusion": "packages",
+    }
 
 
 def test_there_is_a_target_for_every_image_that_configs_name(dockerfile: Dockerfile) -> None:
-    assert {config.image_name for config in (LLMConfig, StableDiffusionConfig, CellConfig)} == set(TARGETS)
+    configs = LLMConfig(), LLMConfig(engine="vllm"), StableDiffusionConfig(), CellConfig()
+    assert {config.image_name for config in configs} == set(TARGETS)
     assert set(TARGETS) <= set(dockerfile.stages)
     for name in catalog():
         config = load(name)
@@ -138,7 +145,18 @@ def test_code_comes_after_all_packages(dockerfile: Dockerfile) -> None:
     for target in TARGETS:
         runs = dockerfile.stages[target].all("RUN")
         assert dockerfile.stages[target].all("COPY") == []
+        if target == "llm-vllm":  # vLLM stands on the code of `llm`, in an environment of its own
+            continue
         assert ["from=wheel" in run for run in runs] == [False] * (len(runs) - 1) + [True]
+
+
+def test_vllm_is_where_replicas_look_for_it_and_its_options_are_recorded(dockerfile: Dockerfile) -> None:
+    stage = dockerfile.stages["llm-vllm"]
+    variables = dict(word.split("=", 1) for arguments in stage.all("ENV") for word in shlex.split(arguments))
+    (run,) = stage.all("RUN")
+    assert variables == {COMMAND: "/home/ray/vllm/bin/vllm"} and f"test -x {variables[COMMAND]}" in run
+    ((_, version),) = (argument.split("=") for argument in stage.all("ARG"))
+    assert version in known() and '"vllm-torchtpu==${VLLM_TORCHTPU_VERSION}"' in run
 
 
 def test_serve_finds_haproxy_where_the_image_has_it(dockerfile: Dockerfile) -> None:
@@ -168,7 +186,7 @@ def test_labels_say_what_the_image_is(dockerfile: Dockerfile) -> None:
 
 def test_the_shell_of_every_step_parses(dockerfile: Dockerfile) -> None:
     runs = dockerfile.all("RUN")
-    assert len(runs) == 6
+    assert len(runs) == 7
     for run in runs:
         command = re.sub(r"^(--mount=\S+\s+)+", "", run)
         subprocess.run(["bash", "-n", "-c", command], check=True)
