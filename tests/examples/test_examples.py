@@ -56,6 +56,21 @@ def test_slices_that_may_go_have_routers_that_stay() -> None:
     assert spot == {"tpu-v5e-2x4-4t"} and groups["routers"]["replicas"] == 2
 
 
+def test_a_model_by_vllm_has_an_image_of_its_own_where_the_chips_are() -> None:
+    from kuberay.check import check
+    from kuberay.render import render
+    from ray_configs.loading import load
+
+    service = load(str(ROOT / "examples" / "vllm_engine.py"))
+    objects = render(service)
+    assert [finding for finding in check(objects, service) if finding.severity != "note"] == []
+    cluster = next(each for each in objects if each["kind"] == "RayService")["spec"]["rayClusterConfig"]
+    groups = {group["groupName"]: str(group["template"]) for group in cluster["workerGroupSpecs"]}
+    by_vllm = {name for name, template in groups.items() if "/llm-vllm:" in template}
+    assert by_vllm == {name for name, template in groups.items() if "google.com/tpu" in template} and len(groups) == 3
+    assert "/llm:" in str(cluster["headGroupSpec"])
+
+
 @pytest.fixture(scope="module")
 def language_model() -> Iterator[str]:
     from apps.llm.http.app import http_app
