@@ -24,7 +24,7 @@ import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from apps.llm.slice_reservation import ReservedSlice, reserve
-from apps.serving import private_ray
+from apps.serving import private_ray, progress
 from apps.serving.machines import notices
 from apps.serving.machines.leaving import LeavingNodes
 from ray_configs.llm import LLMConfig
@@ -163,7 +163,18 @@ class SliceHosts:
         orders = VllmOrders.of(config, wanted, coordinator, api, ray.util.get_node_ip_address())
         begun = [actor.start_vllm.remote(config, orders, i) for i, actor in enumerate(self._actors)]
         self._in_order(ray.get(begun, timeout=ACTORS_S))
-        self._slice = VllmSlice(orders, self._release)
+        self._slice = VllmSlice(orders, self._release, self._lost_host)
+
+    def _lost_host(self) -> str | None:
+        """Which host is dead or silent, and how. Blocks, at most for `SILENCE_S` a host."""
+        for rank, actor in enumerate(self._actors):
+            try:
+                ray.get(actor.ping.remote(), timeout=SILENCE_S)
+            except ray.exceptions.GetTimeoutError:
+                return f"host {rank} has not answered for {SILENCE_S} s"
+            except Exception as error:
+                return f"host {rank} has died ({progress.reason(error)})"
+        return None
 
     def _start_workers(self, wanted: TpuSlice, config: LLMConfig, coordinator: str) -> None:
         from apps.llm.engine.hosts.lockstep import SliceWorkers

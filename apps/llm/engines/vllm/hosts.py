@@ -1,6 +1,8 @@
 """vLLM over the hosts of a slice: a process on each, of which the first answers."""
 
 import secrets
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -11,6 +13,9 @@ from apps.llm.engines.vllm.model import ServedModel
 from apps.llm.engines.vllm.processes import free_port, with_devices
 from ray_configs.llm import EngineConfig
 from ray_configs.tpu import TpuSlice
+
+LOOK_S = 1.0
+"""Between two looks at the hosts."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +59,23 @@ class VllmSlice:
 
     Args:
         release: gives the slice back, and with it ends the processes.
+        lost: says which host is gone and how, if one is. It may take seconds.
     """
 
-    def __init__(self, orders: VllmOrders, release: Callable[[], None]):
-        self._orders, self._release = orders, release
+    listens = True
+
+    def __init__(self, orders: VllmOrders, release: Callable[[], None], lost: Callable[[], str | None]):
+        self._orders, self._release, self._lost = orders, release, lost
         self.failure: str | None = None
         """Why it can't go on; set once."""
-        self.listens = True
+        threading.Thread(target=self._watch, name="podslice-vllm-hosts", daemon=True).start()
+
+    def _watch(self) -> None:
+        """Also while it loads, when nobody else asks."""
+        while self.failure is None:
+            if (how := self._lost()) is not None:
+                self.fail(how)
+            time.sleep(LOOK_S)
 
     @property
     def events(self) -> str | None:
