@@ -1,11 +1,14 @@
 """Applying what is there already changes nothing, whichever tool applied it before."""
 
+from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from kuberay.render import render, to_yaml
+from ray_configs.loading import load
 from tests.kubernetes.catalog_manifests import MANIFESTS, Object, expected_pods, items, objects_of, placed, settled_pods
 from tests.kubernetes.clusters import Cluster
 
@@ -25,6 +28,7 @@ TOOLS: dict[str, tuple[Apply, Apply]] = {
     ),
 }
 CLIENT, SERVER, OURS = TOOLS
+EXAMPLE = Path(__file__).parents[2] / "examples" / "vllm_engine.py"
 # Each tool after each, once around; every third is another one.
 CIRCLE = (CLIENT, CLIENT, SERVER, SERVER, OURS, CLIENT, OURS, OURS, SERVER)
 
@@ -46,9 +50,24 @@ STARTS = [(path, 3 * (number % 3)) for number, path in enumerate(MANIFESTS)]  # 
 def test_applying_again_changes_nothing(
     control_plane: Cluster, namespace: str, manifest: Path, first: int, tmp_path: Path
 ) -> None:
-    file = str(placed(manifest, namespace, tmp_path))
-    objects = objects_of(manifest)
     order = [CIRCLE[(first + step) % len(CIRCLE)] for step in range(len(CIRCLE) + 1)]
+    applied_in_turns(control_plane, namespace, manifest, order, tmp_path)
+
+
+def test_a_service_by_vllm(control_plane: Cluster, namespace: str, tmp_path: Path) -> None:
+    """The operator takes it as any other: two slices of hosts, of another image than the head and the routers."""
+    manifest = tmp_path / "by_vllm.yaml"
+    manifest.write_text(to_yaml(render(load(str(EXAMPLE)))))
+    applied_in_turns(control_plane, namespace, manifest, [CLIENT, CLIENT, OURS, OURS], tmp_path)
+    pods = items(control_plane, namespace, "pods")
+    images = Counter(container["image"].rpartition("/")[2] for pod in pods for container in pod["spec"]["containers"])
+    assert images == {"llm-vllm:0.1.0": 8, "llm:0.1.0": len(pods) - 8}
+
+
+def applied_in_turns(control_plane: Cluster, namespace: str, manifest: Path, order: list[str], folder: Path) -> None:
+    """Apply a manifest with one tool after the other, the first time to nothing."""
+    file = str(placed(manifest, namespace, folder))
+    objects = objects_of(manifest)
     TOOLS[order[0]][0](control_plane, file)
     settled_pods(control_plane, namespace, expected_pods(objects))  # the operator has written the object back by then
     before = specs(control_plane, namespace, objects)

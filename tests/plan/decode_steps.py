@@ -30,10 +30,10 @@ if __name__ == "__main__":
         sized = PlannedModel.of(Workload(EngineConfig(**fields), slice))
         measured = sized.programs.measure(sized.decode_shape)
         batch, programs = sized.workload.config.max_batch_size, sized.programs
-        cost, _ = sized.kernels(sized.decode_shape, [(1, sized.context)] * batch)
+        attention, *_ = sized.kernels(sized.decode_shape, [(1, sized.context)] * batch)
         live = measured.kv_cache * batch * sized.context / (programs.pages * sized.workload.config.page_size)
         rest = {
-            "kernel": cost.hbm_bytes,
+            "kernel": attention.hbm_bytes,
             "live": live,
             "other_arguments": measured.other_arguments,
             "usable": sized.usable,

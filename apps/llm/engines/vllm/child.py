@@ -72,7 +72,7 @@ class Child:
         assert self._process.stdout is not None  # a pipe
         for line in self._process.stdout:
             text = PREFIX.sub("", line.decode(errors="replace").rstrip())
-            if text:
+            if text and " Route: " not in text:  # some sixty, at each start
                 self._lines.append(text)
                 log.info("%s: %s", self._label, escaped(text))
 

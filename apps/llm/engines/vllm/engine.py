@@ -49,9 +49,12 @@ class VllmEngine:
             found = self._client.wait_ready(lambda: process.ended)
             self._size = found.cache
             self._seeded = self._client.try_requests(self._ends)
-        except BaseException:
+        except BaseException as error:
+            how = process.ended
             self._client.close()
             process.close()
+            if how is not None and isinstance(error, RuntimeError):
+                raise RuntimeError(how) from error  # with its last words
             raise
         digest = model.digest(config) + json.dumps(config.vllm_args, sort_keys=True).encode()
         self.capabilities = Capabilities(

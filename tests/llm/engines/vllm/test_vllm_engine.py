@@ -7,14 +7,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
+import msgspec
 import numpy as np
 import psutil
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from apps.llm.api import EngineStopped, PromptTooLong, RequestError
+from apps.llm.api import ANYONE, EngineStopped, PromptTooLong, RequestError
 from apps.llm.page_names import page_names, page_root
+from apps.llm.router.fleet import Fleet
 from apps.llm.text import Engine, SamplingParams
 from ray_configs.llm import DEMO_MODEL
 from tests.llm.engine.asking import ids, read, text
@@ -171,9 +173,7 @@ def test_an_abort_frees_the_request(engine: Engine) -> None:
 
 
 def test_a_deadline_ends_a_request(engine: Engine) -> None:
-    import msgspec
-
-    made = engine._requests.answers("x", greedy(max_tokens=400), engine._owner(engine_caller(), None), ())
+    made = engine._requests.answers("x", greedy(max_tokens=400), engine._owner(ANYONE, None), ())
     outputs: list[Any] = []
     late = msgspec.structs.replace(made.requests[0], deadline_s=0.05)
     engine.tokens.submit([late], outputs.extend)
@@ -181,12 +181,6 @@ def test_a_deadline_ends_a_request(engine: Engine) -> None:
     assert (outputs[-1].finish_reason, outputs[-1].of_answer) == ("error", True)
     assert "deadline" in outputs[-1].error
     settled(engine)
-
-
-def engine_caller() -> Any:
-    from apps.llm.api import ANYONE
-
-    return ANYONE
 
 
 def test_a_prompt_again_is_found_in_the_cache_whose_pages_have_our_names(engine: Engine) -> None:
@@ -208,6 +202,19 @@ def test_a_prompt_again_is_found_in_the_cache_whose_pages_have_our_names(engine:
     assert generation.cached_tokens == 0
     salted = page_names(page_root(engine.capabilities.page_root, salts=("", "mine")), prompt, size)
     wait_until(lambda: set(salted) <= known())
+
+
+def test_the_same_model_by_both_engines_makes_no_fleet(engine: Engine) -> None:
+    ours = Engine.load(DEMO_MODEL, dtype="float32", max_batch_size=2, max_step_tokens=8, page_size=32)
+    fleet = Fleet(engine.capabilities)
+    try:
+        fleet.join(engine.tokens, "by vLLM")
+        with pytest.raises(ValueError, match="ours serves another model, or with other types"):
+            fleet.join(ours.tokens, "ours")
+        fleet.leave(engine.tokens)
+    finally:
+        fleet.shutdown()
+        ours.shutdown()
 
 
 def test_counters(engine: Engine) -> None:

@@ -53,13 +53,14 @@ def asked(url: str, **more: Any) -> Any:
     return answer.json() | {"status": answer.status_code}
 
 
-def nodes_of_vllm() -> list[psutil.Process]:
-    """The processes of `vllm serve`, by their ranks."""
-    found = [
-        process for process in psutil.process_iter(["cmdline"]) if "--node-rank" in (process.info["cmdline"] or [])
-    ]
-    lone = [process for process in found if "serve" in process.info["cmdline"] and process.name().startswith("vllm")]
-    return sorted(lone, key=lambda process: process.info["cmdline"][process.info["cmdline"].index("--node-rank") + 1])
+def nodes_of_vllm() -> dict[str, psutil.Process]:
+    """The first process of `vllm serve` of each rank."""
+    found = dict[str, psutil.Process]()
+    for process in sorted(psutil.process_iter(["cmdline"]), key=lambda process: process.pid):
+        line = process.info["cmdline"] or []
+        if "--node-rank" in line and process.name().startswith("vllm"):
+            found.setdefault(line[line.index("--node-rank") + 1], process)
+    return dict(sorted(found.items()))
 
 
 def test_two_hosts_compute_one_model(url: str) -> None:
@@ -69,13 +70,15 @@ def test_two_hosts_compute_one_model(url: str) -> None:
     answer = asked(url)
     assert answer["status"] == 200, answer
     assert answer["choices"][0]["token_ids"] == whole[prompt.shape[1] :]
-    lines = [process.info["cmdline"] for process in nodes_of_vllm()]
-    assert ["--headless" in line for line in lines] == [False, True]
+    assert [(rank, "--headless" in process.info["cmdline"]) for rank, process in nodes_of_vllm().items()] == [
+        ("0", False),
+        ("1", True),
+    ]
 
 
 def test_the_loss_of_a_host_ends_the_slice_and_another_replica_takes_it(url: str, cluster: Emulated) -> None:
     before = cluster.state()["pids"]
-    second = nodes_of_vllm()[-1]
+    second = nodes_of_vllm()["1"]
     for process in [*second.children(recursive=True), second]:
         os.kill(process.pid, signal.SIGKILL)
 
