@@ -39,11 +39,18 @@ ASKED: dict[str, Any] = {
     "messages": [{"role": "user", "content": "What are the days of the week?"}],
 }
 LONG: dict[str, Any] = {"temperature": 0, "max_tokens": 400, "extra_body": {"ignore_eos": True}}
+WEIGHT = {"type": "integer", "minimum": 0, "maximum": 99}
 TOOL: Any = {
     "type": "function",
     "function": {
         "name": "weigh",
-        "parameters": {"type": "object", "properties": {"grams": {"type": "integer"}}, "required": ["grams"]},
+        "strict": True,
+        "parameters": {
+            "type": "object",
+            "properties": {"grams": WEIGHT},
+            "required": ["grams"],
+            "additionalProperties": False,
+        },
     },
 }
 
@@ -105,8 +112,10 @@ def test_answers_of_every_kind(client: openai.OpenAI) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "day", "schema": SCHEMA, "strict": True}}
     held = client.chat.completions.create(**ASKED, response_format=form, max_tokens=100)
     jsonschema.validate(json.loads(held.choices[0].message.content or ""), SCHEMA)
-    called = client.chat.completions.create(**ASKED, tools=[TOOL], tool_choice="required", max_tokens=200)
-    (call,) = called.choices[0].message.tool_calls or ()
+    called = client.chat.completions.create(
+        **ASKED, tools=[TOOL], tool_choice="required", temperature=0, max_tokens=300
+    )
+    call, *_ = called.choices[0].message.tool_calls or ()
     assert isinstance(json.loads(call.function.arguments)["grams"], int)
     several = client.completions.create(model="podslice-demo", prompt="x", n=3, seed=1, logprobs=2, max_tokens=5)
     assert len(several.choices) == 3
@@ -169,6 +178,7 @@ def test_replacing_all_replicas_loses_no_stream(client: openai.OpenAI, ray_clust
     def ask() -> None:
         while not asking.is_set():
             texts.append(streamed(client))
+            time.sleep(3)  # two cores also start the new ones
 
     threads = [threading.Thread(target=ask) for _ in range(2)]
     for thread in threads:
