@@ -37,7 +37,7 @@ def tree(of: int) -> list[int]:
 def test_closing_ends_all_that_it_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(COMMAND, TREE)
     child = Child(["serve"], {})
-    pids = tree(os.getpid())
+    pids = tree(child._process.pid)
     assert child.ended is None and len(alive(pids)) >= 4
     child.close()
     assert alive(pids) == []
@@ -62,7 +62,7 @@ def test_it_ends_where_only_the_first_of_its_processes_is_killed(monkeypatch: py
     """As Ray does with a worker's children."""
     monkeypatch.setenv(COMMAND, TREE)
     child = Child(["serve"], {})
-    pids = tree(os.getpid())
+    pids = tree(child._process.pid)
     child._process.kill()
     wait_until(lambda: not alive(pids))
     assert child.ended == "vLLM ended with signal 9:\n  started"
