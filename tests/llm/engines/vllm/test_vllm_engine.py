@@ -229,11 +229,11 @@ def test_a_dead_vllm_is_told_to_readers_and_to_checks() -> None:
     engine = Engine.load(DEMO_MODEL, engine="vllm", **SIZES)
     try:
         engine.check()
-        generation = engine.submit("x", greedy(max_tokens=400))
-        next(iter(generation))
         core = next(
             process for process in family(engine) if "EngineCore" in process.name() + "".join(process.cmdline())
         )
+        generation = engine.submit("x", greedy(max_tokens=400))
+        next(iter(generation))
         os.kill(core.pid, signal.SIGKILL)
         last = list(generation)[-1]
         assert (last.finish_reason, last.of_answer) == ("error", False)
