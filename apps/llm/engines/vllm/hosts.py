@@ -39,7 +39,12 @@ class VllmOrders:
         Args:
             leader, api: free addresses of the first host.
             here: address of this one.
+
+        Raises:
+            ValueError: the config publishes events.
         """
+        if config.kv_events is not None:
+            raise ValueError("kv_events: vLLM on several hosts sends its events to its replica alone: leave it out")
         events = f"tcp://{here}:{free_port(here)}" if config.prefix_cache else None
         return cls(slice.hosts, slice.chips, _address(leader), _address(api), events)
 
@@ -51,7 +56,7 @@ class VllmOrders:
         listen = {"host": address, "port": port}
         words = arguments(with_devices(config, self.chips), ServedModel.open(config), listen, events, host)
         # By the environment: a command line is for everyone to read.
-        return Child(words, {"VLLM_API_KEY": self.key}, "vllm")
+        return Child(words, {"VLLM_API_KEY": self.key})
 
 
 class VllmSlice:

@@ -8,9 +8,11 @@ import pytest
 
 from apps.llm.engines.vllm.arguments import VllmNode, arguments
 from apps.llm.engines.vllm.child import COMMAND, command
+from apps.llm.engines.vllm.hosts import VllmOrders
 from apps.llm.engines.vllm.model import ServedModel
 from apps.llm.engines.vllm.processes import with_devices
 from kuberay.check.serve.vllm import known
+from ray_configs.applications.kv_events import KVEvents
 from ray_configs.applications.second_engine import OURS, SET_HERE
 from ray_configs.llm import DEMO_MODEL, LLMConfig
 
@@ -65,6 +67,17 @@ def test_hosts_of_a_slice_meet_at_the_first_which_alone_listens() -> None:
         assert (option(line, "--master-addr"), option(line, "--master-port")) == ("10.0.0.1", "8476")
     assert ("--uds" in first, "--headless" in first) == (True, False)
     assert ("--uds" in second, "--headless" in second) == (False, True)
+
+
+def test_events_of_several_hosts_are_published_to_nobody_else() -> None:
+    config = LLMConfig(engine="vllm", slice="v5e:2x4:4t")
+    assert config.slice is not None
+    addresses = "10.0.0.1:1", "10.0.0.1:2", "127.0.0.1"
+    orders = VllmOrders.of(config, config.slice, *addresses)
+    assert orders.events is not None and orders.events.startswith("tcp://127.0.0.1:")
+    assert orders.key not in repr(orders)
+    with pytest.raises(ValueError, match="kv_events: "):
+        VllmOrders.of(config.model_copy(update={"kv_events": KVEvents()}), config.slice, *addresses)
 
 
 def test_a_slices_chips_share_the_model_unless_the_config_says_otherwise() -> None:
