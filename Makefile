@@ -74,7 +74,7 @@ test-clients: $(TEST_STAMP) $(CLIENTS_STAMP) ## Run client libraries and agents 
 	@echo "== running client libraries against the server"
 	@. $(VENV)/bin/activate && python -m pytest -m slow tests/llm/client_libraries $(PYTEST_ARGS)
 
-test-vllm: $(TEST_STAMP) $(VLLM_STAMP) ## Run vLLM as a second engine, by its CPU build (the first time installs 7 GB)
+test-vllm: $(TEST_STAMP) $(VLLM_STAMP) ## Run vLLM as a second engine, by its CPU build (the first time installs 6 GB)
 	@echo "== running vLLM as a second engine"
 	@. $(VENV)/bin/activate && PODSLICE_TEST_VLLM=$(CURDIR)/$(VLLM_VENV) python -m pytest -m vllm tests/llm/engines $(PYTEST_ARGS)
 

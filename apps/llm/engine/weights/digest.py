@@ -20,9 +20,7 @@ def model_digest(model: Model) -> bytes:
     if model.checkpoint is None or model.random_weights:  # drawn from names and shapes
         return found.digest()
     parts = _manifest(model.checkpoint) if isinstance(model.checkpoint, Prepared) else _files(model.checkpoint)
-    for part in parts:
-        found.update(len(part).to_bytes(8, "little") + part)
-    return found.digest()
+    return _with(found, parts)
 
 
 def files_digest(checkpoint: Checkpoint, weights: bool = True) -> bytes:
@@ -32,7 +30,11 @@ def files_digest(checkpoint: Checkpoint, weights: bool = True) -> bytes:
         weights: False if they are drawn, and not those of the files.
     """
     parts = _files(checkpoint) if weights else [checkpoint.file("config.json") or b""]
-    found = hashlib.blake2b(digest_size=16)
+    return _with(hashlib.blake2b(digest_size=16), parts)
+
+
+def _with(found: "hashlib.blake2b", parts: list[bytes]) -> bytes:
+    """The digest, with each part and its length."""
     for part in parts:
         found.update(len(part).to_bytes(8, "little") + part)
     return found.digest()

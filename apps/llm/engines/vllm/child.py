@@ -48,15 +48,13 @@ class Child:
     Args:
         arguments: see `arguments`.
         environment: variables beside this process's own.
-        label: before its log lines.
     """
 
-    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str], label: str = "vllm"):
+    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]):
         words = [*command(), *arguments]
         log.info("starting %s", shlex.join(words))
         kept = {name: value for name, value in os.environ.items() if not OURS.match(name)}
         self._lines: deque[str] = deque(maxlen=KEPT_LINES)
-        self._label = label
         self._process = subprocess.Popen(
             [sys.executable, "-S", "-E", GUARD, *words],
             stdin=subprocess.PIPE,
@@ -74,7 +72,7 @@ class Child:
             text = PREFIX.sub("", line.decode(errors="replace").rstrip())
             if text and " Route: " not in text:  # some sixty, at each start
                 self._lines.append(text)
-                log.info("%s: %s", self._label, escaped(text))
+                log.info("vllm: %s", escaped(text))
 
     @property
     def ended(self) -> str | None:

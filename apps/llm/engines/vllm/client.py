@@ -19,14 +19,13 @@ from apps.serving import progress
 log = logging.getLogger("podslice")
 
 LOOK_S = 0.5
-"""Time between two looks at its health and metrics."""
+"""Time between two looks at whether it answers, and at its health and metrics."""
 ANSWER_S = 10.0
 """What takes longer than this to say that it is healthy is not."""
-READY_LOOK_S = 0.5
 FIRST_S = 1800
 """For the first answer, before which it may compile."""
 FIRST_TOKENS = 12
-"""Of its prompt. vLLM 0.32 on a CPU with AMX dies of a shorter one, if it is the very first."""
+"""Of its prompt. vLLM 0.32 on a CPU with AMX died of one of 4 tokens, where it was the very first."""
 DATA = b"data: "
 MOST_LINE = 32 << 20
 """Bytes of one event. An answer's first repeats its prompt's tokens."""
@@ -96,7 +95,7 @@ class VllmClient:
             if time.monotonic() - told > progress.PERIOD_S:
                 told = time.monotonic()
                 progress.tell({"waiting": f"vLLM, {told - began:.0f} s so far"})
-            time.sleep(READY_LOOK_S)
+            time.sleep(LOOK_S)
         models = json.loads(self._call(self._get("/v1/models")))
         ready = Ready(models["data"][0]["max_model_len"], metrics.cache_size(self._call(self._get("/metrics"))))
         log.info("vLLM answers after %.0f s: %s", time.monotonic() - began, ready)

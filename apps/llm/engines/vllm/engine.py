@@ -1,7 +1,6 @@
 """`VllmEngine`: a token engine over a `vllm serve` that this process has started."""
 
 import json
-import logging
 from collections.abc import Sequence as Ids
 from concurrent.futures import Future
 from typing import Any
@@ -27,8 +26,6 @@ from apps.llm.page_names import model_root
 from ray_configs.llm import EngineConfig
 from ray_configs.tpu import TpuSlice
 
-log = logging.getLogger("podslice")
-
 NO_ADAPTERS = "adapters are not served by engine='vllm'"
 
 
@@ -40,7 +37,7 @@ class VllmEngine:
 
     def __init__(self, config: EngineConfig, model: ServedModel, vocabulary: Vocabulary, process: VllmProcess):
         """Wait until vLLM answers. Takes minutes; its log is this one's. Raises RuntimeError when it ends before."""
-        self.config, self._process = config, process
+        self._process = process
         self._client, self._events = process.client(), None
         self._grammars = Grammars(vocabulary.fast, model.vocab_size, vocabulary.eos_token_ids)
         self._ends = vocabulary.eos_token_ids

@@ -4,7 +4,7 @@ Whoever starts it holds the other end, so the command ends with that process, ho
 it has started are ended together: asked by SIGTERM, then killed. That is done by a process that is no child of who
 starts this: Ray kills a worker's own children, and would leave theirs.
 
-A script of its own, without imports of the project: it starts in some 20 ms.
+A script of its own, without imports of the project, so that it starts at once.
 """
 
 import contextlib

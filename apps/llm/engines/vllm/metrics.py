@@ -33,7 +33,9 @@ class CacheSize:
 def samples(text: str) -> dict[str, float]:
     """The value of each of `NAMES` that is there, added up over its labels."""
     found: dict[str, float] = {}
-    wanted = [line for line in text.splitlines() if line.partition("{")[0] in NAMES]  # a tenth: the rest is not parsed
+    wanted = [
+        line for line in text.splitlines() if line.partition("{")[0] in NAMES
+    ]  # the rest, histograms above all, is not parsed
     for family in text_string_to_metric_families("\n".join(wanted) + "\n"):
         for sample in family.samples:
             found[sample.name] = found.get(sample.name, 0.0) + sample.value
