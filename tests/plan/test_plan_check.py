@@ -35,6 +35,9 @@ def test_what_grew_is_worse_and_what_shrank_is_said() -> None:
         ["decode: collectives 7 -> 8, +14.3 %  WORSE"],
         True,
     )
+    moved, grown = ({"prefill": {"temporaries_mib": mib}} for mib in (46.6, 51.0))
+    assert compare({"prefill": {"temporaries_mib": 45.6}}, moved)[1] is False
+    assert compare({"prefill": {"temporaries_mib": 45.6}}, grown)[1] is True
     lines, worse = compare(before, {"decode": before["decode"] | {"spilled": 1.0}, "verify": {"hbm_mb": 1.0}})
     assert worse and lines == [
         "prefill: is no longer compiled",
