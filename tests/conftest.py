@@ -2,8 +2,10 @@
 
 import contextlib
 import functools
+import gc
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,6 +81,20 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return next(groups, nodeid.partition("::")[0])
 
     return ClusterTogether(config, log)
+
+
+MOST_MAPPINGS = 20_000
+"""Of memory, in this process. Each program that XLA compiles for CPUs takes two; Linux gives a process 65,530, and
+without another jaxlib ends it, where it reads a program from the compile cache (seen with 0.10.2)."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _programs_are_forgotten() -> Iterator[None]:
+    """Those that jitted functions keep for nobody, once there are many."""
+    yield
+    if "jax" in sys.modules and Path("/proc/self/maps").read_text().count("\n") > MOST_MAPPINGS:
+        sys.modules["jax"].clear_caches()
+        gc.collect()
 
 
 @pytest.fixture(scope="session")
