@@ -49,6 +49,8 @@ NEVER = {
     "ray_cluster_pending_nodes": "Ray's autoscaler alone has nodes that are yet to come, and none runs here",
     "ray_podslice_drafted_tokens_total": "no model here speculates, and what was never counted is not there",
     "ray_podslice_accepted_tokens_total": "likewise",
+    "ray_podslice_host_hit_tokens_total": "host memory is used where copying is measured quicker: no test decides that",
+    "ray_podslice_host_pages_total": "likewise",
     "ray_podslice_pictures_failed_total": "no picture of the demo model fails, and what was never counted is not there",
 }
 """Metrics that cannot be here, and why."""
