@@ -27,8 +27,8 @@ from apps.llm.chat.formats.tagged_arguments import (
     read_arguments,
     rules,
 )
+from apps.llm.chat.machines.values import blank, exactly
 from apps.llm.chat.reader import AnswerReader, Kind, Machine, NotACall
-from apps.llm.chat.values import blank, exactly
 from apps.llm.schemas.written import Schema
 
 EOM, EOT = "<|eom|>", "<|eot|>"

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from apps.llm.chat.call_format import CallFormat, literal, mark
+from apps.llm.chat.machines.values import blank, closing, exactly, json_value, word
 from apps.llm.chat.reader import AnswerReader, Machine, NotACall
-from apps.llm.chat.values import blank, closing, exactly, json_value, word
 
 OPENS, CLOSES = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, SEPARATOR, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"

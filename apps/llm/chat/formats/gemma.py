@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from apps.llm.chat.call_format import CallFormat, literal, mark
-from apps.llm.chat.literals import members
+from apps.llm.chat.machines.literals import members
+from apps.llm.chat.machines.values import blank, closing, exactly, word
 from apps.llm.chat.reader import AnswerReader, Machine, NotACall
-from apps.llm.chat.values import blank, closing, exactly, word
 
 
 class GemmaMarks(NamedTuple):

@@ -12,9 +12,9 @@ from typing import Any
 from apps.llm.chat.call_format import literal, mark
 from apps.llm.chat.events import ReasoningPiece, TextPiece
 from apps.llm.chat.formats.messages import ASSISTANT, MESSAGE, RECIPIENT, START, TO, MessageFormat
+from apps.llm.chat.machines.values import blank, json_value
 from apps.llm.chat.reader import END as END_OF_ANSWER
 from apps.llm.chat.reader import PARAGRAPH, AnswerReader, Kind, Machine
-from apps.llm.chat.values import blank, json_value
 
 CHANNEL, CONSTRAIN = "<|channel|>", "<|constrain|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from apps.llm.chat.call_format import CallFormat, literal, mark
+from apps.llm.chat.machines.values import blank, call_object, closing
 from apps.llm.chat.reader import AnswerReader, Machine
-from apps.llm.chat.values import blank, call_object, closing
 
 OPENS, CLOSES = "<tool_call>", "</tool_call>"
 

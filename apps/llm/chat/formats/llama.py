@@ -6,8 +6,8 @@ More calls follow after a semicolon or on separate lines.
 from collections.abc import Mapping
 
 from apps.llm.chat.call_format import CallFormat, listed, literal
+from apps.llm.chat.machines.values import blank, call_object
 from apps.llm.chat.reader import AnswerReader, Machine
-from apps.llm.chat.values import blank, call_object
 
 TAG = "<|python_tag|>"
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from apps.llm.chat.call_format import CallFormat, listed, literal, mark
+from apps.llm.chat.machines.values import blank, call_list, exactly, json_value, word
 from apps.llm.chat.reader import AnswerReader, Machine, NotACall
-from apps.llm.chat.values import blank, call_list, exactly, json_value, word
 
 MARK, ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 ID_LENGTH = 9

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from apps.llm.chat.call_format import CallFormat, listed, literal, mark
+from apps.llm.chat.machines.values import blank, call_list, call_object, closing
 from apps.llm.chat.reader import AnswerReader, Machine
-from apps.llm.chat.values import blank, call_list, call_object, closing
 
 PHI_TOOL, PHI_CALL, PHI_END = "<|tool|>", "<|tool_call|>", "<|/tool_call|>"
 FUNCTOOLS = "functools"

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 
 from apps.llm.chat.call_format import CallFormat, listed, literal
-from apps.llm.chat.literals import members
+from apps.llm.chat.machines.literals import members
+from apps.llm.chat.machines.values import blank, exactly, word
 from apps.llm.chat.reader import AnswerReader, Machine, NotACall
-from apps.llm.chat.values import blank, exactly, word
 
 TAG = "<|python_start|>"
 

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 
 from apps.llm.chat.call_format import CallFormat, literal, mark
 from apps.llm.chat.formats.tagged_arguments import ANYTHING, Parameters, Tags, name_before, read_arguments, rules
+from apps.llm.chat.machines.values import blank, closing, exactly
 from apps.llm.chat.reader import AnswerReader, Machine, NotACall
-from apps.llm.chat.values import blank, closing, exactly
 from apps.llm.schemas.written import Schema
 
 OPENS, CLOSES = "<tool_call>", "</tool_call>"

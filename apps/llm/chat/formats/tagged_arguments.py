@@ -10,8 +10,8 @@ from collections.abc import Generator, Mapping
 from typing import Any, NamedTuple
 
 from apps.llm.chat.call_format import literal
+from apps.llm.chat.machines.values import Emit, blank, exactly
 from apps.llm.chat.reader import END, NotACall
-from apps.llm.chat.values import Emit, blank, exactly
 from apps.llm.schemas.enforced import enforceable, is_loosened, loosened
 from apps.llm.schemas.parts import NOTES, TYPES, SchemaParts, comparable, values
 from apps.llm.schemas.written import Schema, schema_text

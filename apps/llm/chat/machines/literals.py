@@ -7,8 +7,8 @@ import sys
 from collections.abc import Generator
 from dataclasses import dataclass
 
+from apps.llm.chat.machines.values import Emit, blank, exactly
 from apps.llm.chat.reader import END, Machine, NotACall
-from apps.llm.chat.values import Emit, blank, exactly
 
 NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 WORDS = {word: json_word for json_word in ("true", "false", "null") for word in (json_word, json_word.capitalize())}
