@@ -7,12 +7,12 @@ from pydantic import Field, field_validator, model_validator
 
 from ray_configs.applications.batches import BatchesConfig
 from ray_configs.applications.callers import ANONYMOUS, Callers
+from ray_configs.applications.formats import ImageInput, ReasoningFormat, ToolCallFormat
 from ray_configs.applications.kv_events import PublishedEvents
 from ray_configs.applications.replicas import AppConfig
 from ray_configs.applications.roots import ModelRoots
 from ray_configs.applications.scaling import ScalingConfig
 from ray_configs.applications.second_engine import SecondEngine
-from ray_configs.applications.text_formats import ReasoningFormat, ToolCallFormat
 
 DEMO_MODEL = str(Path(__file__).resolve().parent.parent / "apps" / "llm" / "demo" / "model")
 
@@ -25,7 +25,7 @@ STORED_RESPONSES = 1000
 """Default of `stored_responses` where a service has one replica."""
 
 
-class EngineConfig(SecondEngine):
+class EngineConfig(SecondEngine, ImageInput):
     """What one engine (one replica's JAX program, or vLLM) loads and how large it may grow."""
 
     model: str = DEMO_MODEL

@@ -4,6 +4,7 @@ In a program of one process these functions do no communication, so the executor
 """
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,8 @@ from jax.sharding import PartitionSpec as P
 
 from apps.arrays.layout import Devices, Layout
 from apps.arrays.programs import ProgramSet, ProgramSpec
+
+T = TypeVar("T")
 
 START_TIMEOUT_S = 300
 """Timeout for all hosts to join: covers the slowest one's imports, and on TPU the initialization of the chips."""
@@ -104,3 +107,11 @@ def takes_part(mesh: Mesh) -> bool:
 def spans_hosts(mesh: Mesh) -> bool:
     """Whether the mesh's devices belong to more than one process."""
     return len({device.process_index for device in mesh.devices.flat}) > 1
+
+
+def replicated(host: T, everywhere: NamedSharding, spans_hosts: bool) -> T:
+    """Arrays of the host, or a tree of them, on every device."""
+    if not spans_hosts:
+        return jax.device_put(host, everywhere)
+    # device_put would run a collective to check that all hosts put the same value: 2 ms a step.
+    return jax.tree.map(lambda part: jax.make_array_from_callback(part.shape, everywhere, lambda _: part), host)

@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -205,3 +205,15 @@ def warming_up() -> Iterator[None]:
         yield
     finally:
         _this_thread.warms_up = False
+
+
+def alike(forms: Sequence[Any]) -> list[int | None]:
+    """For each layer, the first whose arrays have the same form; None where it has none."""
+    first: dict[Any, int] = {}
+    trees = [(jax.tree.structure(form), *jax.tree.leaves(form)) for form in forms]
+    return [first.setdefault(tree, layer) if tree[1:] else None for layer, tree in enumerate(trees)]
+
+
+def unlike(forms: Sequence[Any]) -> list[tuple[int, Any]]:
+    """One layer of each kind, the first, and its form."""
+    return [(layer, forms[layer]) for layer in dict.fromkeys(alike(forms)) if layer is not None]

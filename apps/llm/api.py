@@ -86,6 +86,23 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
 
 
+class PromptImage(msgspec.Struct, frozen=True):
+    """An image in a prompt, as a model sees it. Its tokens are one after another, row by row."""
+
+    start: int  # the place of its first token
+    grid: tuple[int, int]  # rows and columns of its tokens
+    pixels: bytes  # of its patches, a token's together: [patches, channels, patch, patch] uint8
+    digest: bytes  # of its grid and pixels
+
+    @property
+    def tokens(self) -> int:
+        return self.grid[0] * self.grid[1]
+
+    @property
+    def end(self) -> int:
+        return self.start + self.tokens
+
+
 class TokenRequest(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """One answer to a prompt, the scores of a suffix, or an embedding. A request for n answers makes n of these.
 
@@ -94,6 +111,7 @@ class TokenRequest(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     id: int  # unique among the requests of whoever submits it
     prompt_ids: tuple[int, ...]
+    images: tuple[PromptImage, ...] = ()  # that tokens of the prompt stand for, in its order
     answer_ids: tuple[int, ...] = ()  # the answer so far
     limit: int = 0  # the answer ends at this many tokens, with its prompt
     sampling: Sampling | None = None  # None: nothing is sampled
@@ -194,6 +212,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     resumes_exactly: bool
     """Whether an answer that is continued from its tokens is the undisturbed one, bit for bit. If not, rounding may
     differ where steps of different sizes are computed by different kernels, and a near tie may fall the other way."""
+    image_tokens: int = 0  # that the images of one request may have; 0: it takes none
+    max_image_tokens: int = 0  # of one image
     continues_held: bool = True
     """Whether it continues answers that follow a grammar, or whose tokens so far count for a penalty."""
 

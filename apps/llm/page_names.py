@@ -8,6 +8,8 @@ import hashlib
 import struct
 from collections.abc import Iterable, Sequence
 
+from apps.llm.api import PromptImage
+
 PageName = bytes
 
 
@@ -31,12 +33,20 @@ def page_root(model: PageName, adapter: bytes = b"", salts: Iterable[str] = ()) 
     return _hashed([model, adapter, *(salt.encode("utf-8", "surrogatepass") for salt in salts)])
 
 
-def page_names(root: PageName, tokens: Sequence[int], page_size: int) -> list[PageName]:
-    """Names of the full pages of these tokens."""
+def page_names(
+    root: PageName, tokens: Sequence[int], page_size: int, images: Sequence[PromptImage] = ()
+) -> list[PageName]:
+    """Names of the full pages of these tokens, some of which stand for images."""
     names = [root]
     for first in range(0, len(tokens) - page_size + 1, page_size):
-        names.append(page_name(names[-1], tokens[first : first + page_size]))
+        stop = first + page_size
+        names.append(page_name(names[-1], tokens[first:stop], digests(images, first, stop)))
     return names[1:]
+
+
+def digests(images: Iterable[PromptImage], start: int, stop: int) -> bytes:
+    """Of the images that begin at these tokens."""
+    return b"".join(image.digest for image in images if start <= image.start < stop)
 
 
 def page_name(parent: PageName, tokens: Sequence[int], images: bytes = b"") -> PageName:

@@ -5,7 +5,8 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator
 
 
-def _comma_separated(value: Any) -> Any:
+def comma_separated(value: Any) -> Any:
+    """A list that command lines pass as one word."""
     return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
 
@@ -18,4 +19,4 @@ def _one_place(roots: tuple[str, ...]) -> tuple[str, ...]:
     return roots
 
 
-ModelRoots = Annotated[tuple[str, ...], BeforeValidator(_comma_separated), AfterValidator(_one_place)]
+ModelRoots = Annotated[tuple[str, ...], BeforeValidator(comma_separated), AfterValidator(_one_place)]

@@ -20,6 +20,9 @@ OTHER: dict[str, Any] = {
     "prefix_states": 4,
     "expert_parallel": 2,
     "data_parallel": 2,
+    "image_tokens": 2048,
+    "max_image_tokens": 512,
+    "image_hosts": "a.example",
     "attention": "xla",
     "compile_cache": None,
     "prepared_programs": "/programs",
@@ -45,7 +48,7 @@ def test_every_field_of_the_other_engine_is_one() -> None:
 
 @pytest.mark.parametrize("field", OTHER)
 def test_fields_of_the_other_engine_are_refused_by_name(field: str) -> None:
-    more = {"max_adapters": 1} if field == "adapters" else {}
+    more: dict[str, Any] = {"adapters": {"max_adapters": 1}, "image_hosts": {"image_tokens": 2048}}.get(field, {})
     assert f"{field} is not for engine='vllm': leave it out" in refusal(**{field: OTHER[field]} | more) or more
     default = LLMConfig.model_fields[field].get_default(call_default_factory=True)
     LLMConfig(**{"engine": "vllm", field: default})  # as a config is that was dumped and read again

@@ -6,12 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from apps.llm.api import RequestError
+from apps.llm.chat.images import PARAGRAPH, SentImage, mark
 from apps.llm.chat.sendable_json import mended
 from apps.llm.chat.tools import NO_TOOLS, ToolUse
 
 PromptEnding = Literal["turn", "message", "nothing"]
-PARAGRAPH = "\n\n"
-"""Separates texts that are joined into one turn."""
 
 
 def thinking_fields(thinks: bool) -> dict[str, bool]:
@@ -57,11 +56,18 @@ class Conversation:
         """Each message, with the results of its calls."""
         self._called: dict[str, tuple[str, list[dict[str, Any]]]] = {}
         """id -> tool and part, of its last call."""
+        self.images: list[SentImage] = []
+        """By the numbers of their marks."""
 
     @property
     def messages(self) -> list[dict[str, Any]]:
         """All messages; results come directly after the message with their calls."""
         return [message for part in self._parts for message in part]
+
+    def shown(self, image: SentImage) -> str:
+        """What stands for an image in the text of a message."""
+        self.images.append(image)
+        return mark(len(self.images) - 1)
 
     def say(self, role: str, text: str) -> None:
         """Adds a message of any role but the assistant's."""
@@ -123,9 +129,11 @@ class ChatRequest:
         messages: those of a `Conversation`.
         template_fields: additional variables for the chat template.
         ending: of the prompt: the beginning of the assistant's turn, the last message without its end, or nothing.
+        images: by the numbers of their marks in the messages.
     """
 
     messages: Sequence[Mapping[str, Any]]
     tools: ToolUse = NO_TOOLS
     template_fields: Mapping[str, Any] = field(default_factory=dict)
     ending: PromptEnding = "turn"
+    images: Sequence[SentImage] = ()

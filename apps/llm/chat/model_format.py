@@ -30,7 +30,7 @@ from apps.llm.chat.shape import OFFERED, Message, Shape
 from apps.llm.chat.tools import NO_ARGUMENTS, ToolUse
 from apps.llm.schemas.written import check_schemas, loaded_schema
 from apps.llm.text_api import SamplingParams
-from ray_configs.applications.text_formats import ReasoningFormat, ToolCallFormat
+from ray_configs.applications.formats import ReasoningFormat, ToolCallFormat
 
 Render = Callable[[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]] | None, Mapping[str, Any]], str]
 REASONING = {

@@ -36,6 +36,7 @@ from apps.llm.engine.execute import layout_choice, stored
 from apps.llm.engine.execute.local import LocalDevices
 from apps.llm.engine.executor_protocol import ExecutorProvider
 from apps.llm.engine.grammar.matchers import AnyMatcher, Grammars
+from apps.llm.engine.images.placed import placed
 from apps.llm.engine.interface import Vocabulary
 from apps.llm.engine.kv_events import publishers
 from apps.llm.engine.loading import allocate_and_compile, calibration_tokens, read_vocabulary
@@ -83,6 +84,8 @@ class JaxEngine:
             eos_token_ids=grammars.eos_token_ids,
             special_tokens=grammars.special_tokens(),
             adapters=config.adapter_capacity,
+            image_tokens=config.image_tokens,
+            max_image_tokens=config.max_image_tokens if config.image_tokens else 0,
             page_root=model_root(
                 digest, config.page_size, (config.dtype, config.quantize_weights, config.quantize_kv_cache)
             ),
@@ -205,6 +208,7 @@ class JaxEngine:
             tokens,
             len(request.prompt_ids) if sampled else len(tokens),
             adapter=0 if adapter is None else adapter.index,
+            images=placed(request, self.capabilities, self._arch, root),
             page_root=root,
         )
         if not sampled:

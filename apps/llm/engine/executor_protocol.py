@@ -10,6 +10,7 @@ from apps.llm.engine.adapters.stack import Adapted
 from apps.llm.engine.execute.readout import Readout
 from apps.llm.engine.execute.sampling import TokenConstraints
 from apps.llm.engine.execute.step import HostStep, StepShape
+from apps.llm.engine.images.encoding import Encoding, EncodingSizes
 from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.model.products import splits_by_token
 from apps.llm.engine.prefix.transfer import StateTransfer, Transfer
@@ -52,6 +53,8 @@ class Executor(Protocol[LaunchedT]):
     """Pages for which the hosts' memory has room; known after `make_host_cache`."""
     prefix_states: int
     """States of sequences for which there is room beside those in the slots; 0: the model has none, or keeps none."""
+    encodings: EncodingSizes | None
+    """The calls that encode images; None: the model reads text alone."""
     skips_padding: bool
     """Whether a step takes time for the tokens that it has; else it takes that of all that it is compiled for."""
 
@@ -75,6 +78,9 @@ class Executor(Protocol[LaunchedT]):
 
     def read(self, launched: LaunchedT) -> Tokens:
         """Wait for a launched step's results."""
+
+    def encode(self, call: Encoding) -> None:
+        """Encode images, after the steps launched so far and before the next."""
 
     def start_slot(self, slot: int, prompt: list[int], answer: list[int]) -> None:
         """Count a sequence's tokens for its penalties as it enters the batch."""
@@ -145,7 +151,8 @@ def token_buckets(config: EngineConfig, skips_padding: bool = False) -> list[int
 def step_shapes(config: EngineConfig, max_len: int, skips_padding: bool = False) -> list[StepShape]:
     """Every step that is compiled, smallest first."""
     pages, sizes = -(-max_len // config.page_size), token_buckets(config, skips_padding)
-    return [StepShape(tokens, min(tokens, config.max_batch_size), pages) for tokens in sizes]
+    images = config.image_tokens > 0
+    return [StepShape(tokens, min(tokens, config.max_batch_size), pages, images) for tokens in sizes]
 
 
 def shapes_with_readout(shapes: Sequence[StepShape]) -> list[StepShape]:

@@ -107,7 +107,8 @@ class Journey:
         """Of its full pages so far, without that of its last token, which is computed in any case."""
         request = self.request
         root = page_root(model, request.adapter or b"", request.cache_salts)
-        return page_names(root, [*request.prompt_ids, *request.answer_ids, *self.tokens][:-1], page_size)
+        tokens = [*request.prompt_ids, *request.answer_ids, *self.tokens][:-1]
+        return page_names(root, tokens, page_size, request.images)
 
     def seen(self, output: TokenOutput) -> TokenOutput:
         """Note an output of its engine; returns it as its reader sees it."""

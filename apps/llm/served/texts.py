@@ -142,4 +142,5 @@ def _size(request: ChatRequest) -> int:
     """About how many characters a chat's prompt has."""
     written = sum(20 + len(str(value)) for message in request.messages for value in message.values())
     written += sum(len(str(value)) for value in request.template_fields.values())
+    written += len(request.images) * 2 * LONG_TEXT  # opening one takes milliseconds, too
     return written + sum(len(str(tool.parameters)) + len(tool.description or "") + 50 for tool in request.tools.tools)

@@ -16,7 +16,6 @@ import weakref
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Ids
 from concurrent.futures import Future
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from apps.llm.api import ANYONE, SESSION, AdapterInfo, Caller, CallerStats, EngineStats, Pool, UnknownAdapter
@@ -24,7 +23,9 @@ from apps.llm.chat.conversation import ChatRequest
 from apps.llm.chat.model_format import ModelFormat, Turn
 from apps.llm.engine.interface import TokenEngine
 from apps.llm.text.admission import Admission
+from apps.llm.text.chat_prompts import ChatPrompts
 from apps.llm.text.generation import Delivery, Generation
+from apps.llm.text.images.reader import ImageReader
 from apps.llm.text.loading import open_model, open_words
 from apps.llm.text.requests.maker import Made, Owner, RequestMaker
 from apps.llm.text.requests.prompt_ids import PromptIds
@@ -49,6 +50,7 @@ class Engine(Scripting):
         tokens: the engine that computes.
         pooling: how a model for embeddings makes them by default.
         sampling_defaults: the model's own values of SamplingParams' fields.
+        images: reads images; None: the engine takes none.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Engine(Scripting):
         reranker: Reranker | None = None,
         pooling: Pool = "mean",
         sampling_defaults: Mapping[str, Any] | None = None,
+        images: ImageReader | None = None,
     ):
         self.config, self.tokens, self.tokenizer = config, tokens, tokenizer
         self.capabilities = tokens.capabilities
@@ -73,6 +76,7 @@ class Engine(Scripting):
         self.pooling: Pool = pooling
         self.sampling_defaults: Mapping[str, Any] = sampling_defaults or {}
         """The model's own values of SamplingParams' fields, for dialects whose requests do not name them."""
+        self._chats = ChatPrompts(tokenizer, images)
         self.admission = Admission(config.callers, config.max_waiting)
         """Limits and usage of each caller, over all DP ranks."""
         self._requests = RequestMaker(tokenizer, self.prompts, self.capabilities)
@@ -262,9 +266,7 @@ class Engine(Scripting):
             PromptTooLong: the prompt has more tokens than the limit.
             RequestError: the model's chat template refuses it, or has no place for tools.
         """
-        self.format.check(request)
-        prompt = self.format.rendered(request, partial(self.tokenizer.render, ending=request.ending))
-        return self.tokenizer.encode_suffix(prompt, limit, going), self.format.turn(request, prompt)
+        return self._chats.made(self.format, request, limit, going)
 
     def callers(self) -> dict[str, CallerStats]:
         """Usage of each caller name, current and since the start."""

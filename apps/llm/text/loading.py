@@ -8,6 +8,7 @@ from apps.llm.api import Capabilities, Pool
 from apps.llm.engine.interface import TokenEngine
 from apps.llm.engine.weights.model import Model
 from apps.llm.engines.vllm.model import ServedModel
+from apps.llm.text.images.reader import ImageReader
 from apps.llm.text.model_files import pooling_of, sampling_defaults_of, tokenizer_of
 from apps.llm.text.reranker import Reranker
 from apps.llm.text.tokenizer.model_tokenizer import ModelTokenizer
@@ -28,6 +29,7 @@ class Opened(NamedTuple):
     reranker: Reranker | None
     pooling: Pool
     sampling_defaults: Mapping[str, Any]
+    images: ImageReader | None = None
 
 
 def open_model(config: EngineConfig, provider: Any, slice: TpuSlice | None) -> Opened:
@@ -47,7 +49,8 @@ def open_model(config: EngineConfig, provider: Any, slice: TpuSlice | None) -> O
         ((model, tokenizer),) = opened
         reranker = Reranker.of(tokens.config, model.arch, tokenizer)
         settled = tokens.config
-        return Opened(tokens, settled, tokenizer, reranker, pooling_of(model), sampling_defaults_of(model, settled))
+        defaults, images = sampling_defaults_of(model, settled), _images(model, tokenizer, settled, tokens.capabilities)
+        return Opened(tokens, settled, tokenizer, reranker, pooling_of(model), defaults, images)
     except BaseException:
         tokens.shutdown()
         raise
@@ -71,6 +74,7 @@ class OpenedWords(NamedTuple):
     reranker: Reranker | None
     pooling: Pool
     sampling_defaults: Mapping[str, Any]
+    images: ImageReader | None = None
 
 
 def open_words(config: EngineConfig, sizes: Capabilities) -> OpenedWords:
@@ -89,4 +93,9 @@ def open_words(config: EngineConfig, sizes: Capabilities) -> OpenedWords:
     model = replace(model, arch=replace(model.arch, vocab_size=sizes.vocab_size))
     tokenizer = tokenizer_of(model)
     reranker = Reranker.of(config, model.arch, tokenizer)
-    return OpenedWords(tokenizer, reranker, pooling_of(model), sampling_defaults_of(model, config))
+    images = _images(model, tokenizer, config, sizes)
+    return OpenedWords(tokenizer, reranker, pooling_of(model), sampling_defaults_of(model, config), images)
+
+
+def _images(model: Model, tokenizer: ModelTokenizer, config: EngineConfig, sizes: Capabilities) -> ImageReader | None:
+    return ImageReader.of(model.checkpoint, tokenizer.fast.id_to_token, sizes, config.image_hosts)

@@ -7,8 +7,9 @@ from apps.arrays.model_folder import CheckpointError
 from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.model.families import lm_cloud
 from apps.llm.engine.model.families.hugging_face import from_hf_config
+from apps.llm.engine.model.towers.spec import Tower
 from apps.llm.engine.weights.checkpoint import Checkpoint
-from apps.llm.engine.weights.model import with_states
+from apps.llm.engine.weights.model import tower_in, with_states
 from apps.llm.engine.weights.prepared import manifest_of
 from apps.plan.llm import known
 from ray_configs.llm import EngineConfig
@@ -53,6 +54,8 @@ def _found(config: EngineConfig) -> Planned:
     name = known.find(config.model)
     if name is not None:
         arch = from_hf_config(known.MODELS[name])
+        if config.image_tokens:
+            arch = replace(arch, tower=_known_tower(name))
         return Planned(arch, config, f"the table of public models, as {name} (no config.json was read)")
     try:
         return _read(Checkpoint(config.model, weights=False), config)
@@ -64,12 +67,24 @@ def _found(config: EngineConfig) -> Planned:
 
 def _read(folder: Checkpoint, config: EngineConfig) -> Planned:
     arch = from_hf_config(folder.json("config.json"))
+    if config.image_tokens:
+        arch = replace(arch, tower=tower_in(folder))
     if config.random_weights or config.tiny:
         return Planned(arch, config, f"config.json of {folder.location}")
     manifest = manifest_of(folder)
     if manifest is None:
         return Planned(arch, folder.settle(config), f"config.json of {folder.location}")
     return Planned(arch, manifest.settle(config), f"{folder.location}, as it was prepared")
+
+
+def _known_tower(name: str) -> Tower:
+    """Raises ValueError for a model whose tower is not known."""
+    if (tower := known.TOWERS.get(name)) is None:
+        raise ValueError(
+            f"image_tokens: the plan does not know the vision tower of {name}, but of {', '.join(known.TOWERS)}: name "
+            "a folder with the model's config.json, or leave image_tokens out"
+        )
+    return tower
 
 
 def _local(model: str) -> Path | None:

@@ -23,11 +23,13 @@ class Memory:
     peak_by_compiler: float
     """The compiler's own figure for the largest step: with the KV cache, without the other steps' code."""
     usable: float
+    images: float = 0
+    """The vision tower, the encoded images, and the temporaries of encoding, which a step's do not cover."""
 
     @property
     def total(self) -> float:
         parts = self.weights + self.kv_cache + self.other + self.temporaries
-        return max(parts, self.peak_by_compiler) + self.programs
+        return max(parts, self.peak_by_compiler) + self.programs + self.images
 
     def with_cache(self, kv_cache: float) -> "Memory":
         """A copy with another size of KV cache."""

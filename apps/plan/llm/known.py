@@ -5,6 +5,8 @@ The fields are those of each model's config.json on the Hugging Face hub, as far
 
 from typing import Any
 
+from apps.llm.engine.model.towers.spec import Tower
+
 Config = dict[str, Any]
 
 LLAMA2 = {"model_type": "llama", "vocab_size": 32000, "max_position_embeddings": 4096, "hidden_act": "silu"}
@@ -206,6 +208,13 @@ MODELS: dict[str, Config] = {
     ),
 }
 """Base models by their hub id. Their tuned siblings have the same sizes."""
+
+TOWERS = {
+    "Qwen/Qwen3.5-27B": Tower(
+        layers=27, width=1152, mlp_width=4304, heads=16, out=5120, patch=16, frames=2, merge=2, grid=48
+    )
+}
+"""Vision towers of some of them. Source: the defaults of Qwen3_5VisionConfig in transformers."""
 
 _SUFFIXES = ("-instruct", "-it", "-chat", "-base", "-hf")
 

@@ -132,6 +132,7 @@ def assembled(sized: PlannedModel, decode: MeasuredStep, prefill: MeasuredStep) 
     peaks = Peaks.of(slice, len(topology.devices(slice)))
     page_bytes = decode.kv_cache / programs.pages
     memory = capacity.memory(sized.shapes, (sized.decode_shape, decode), prefill, sized.usable)
+    memory = replace(memory, images=programs.image_bytes())
     pages = min(programs.pages, capacity.most_pages(memory, page_bytes, config.memory_fraction))
     memory = memory.with_cache(pages * page_bytes)
     each = -(-sized.context // config.page_size)

@@ -14,6 +14,7 @@ import jax
 from apps.arrays.programs import Key, ProgramSpec
 from apps.llm.engine.execute.programs import EnginePrograms
 from apps.llm.engine.execute.step import StepShape
+from apps.llm.engine.model import params
 from apps.llm.engine.model.layers import LayerSpec
 from apps.plan import hlo, traffic
 from apps.plan.llm import experts
@@ -57,6 +58,13 @@ class StepPrograms(EnginePrograms):
     def page_bytes(self) -> float:
         """Bytes of a page, all layers together, on each device; layouts may pad it."""
         return self.bytes_held_by("pages") / self.pages / self.mesh.size
+
+    def image_bytes(self) -> float:
+        """What images take of each device: the tower, those that are kept, and what encoding needs for itself."""
+        if self.encodings is None:
+            return 0
+        tower = params.shard_bytes(self.weights["tower"])
+        return tower + self.encodings.bytes_needed(self.decoder.dtype.itemsize)
 
     def lowered(self, shape: StepShape) -> jax.stages.Lowered:
         """Lowers the step as the engine would on those devices."""

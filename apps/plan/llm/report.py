@@ -16,6 +16,7 @@ class MemoryOfChip(Part):
     kv_cache: float
     other: float = Field(description="sampling state and the step's inputs")
     temporaries: float = Field(description="of the step that needs most")
+    images: float = Field(0, description="the vision tower, the encoded images, and what encoding takes")
     programs: float = Field(description="code of all compiled steps, most of it interpolated")
     total: float
     peak_by_compiler: float = Field(description="the compiler's own figure for the largest step alone")

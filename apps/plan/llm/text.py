@@ -31,6 +31,7 @@ def show(plan: LLMPlan, console: Console) -> None:
         ("sampling state and inputs", memory.other),
         ("temporaries of the largest step", memory.temporaries),
         ("programs, all step sizes", memory.programs),
+        *([("vision tower and images", memory.images)] if memory.images else ()),
     ):
         rows.add_row(name, f"{size:.2f}")
     rows.add_section()

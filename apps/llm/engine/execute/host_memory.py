@@ -4,6 +4,7 @@ Each device's part of a page stays on its own host, so nothing crosses the netwo
 in place. A CPU's own memory is its host's.
 """
 
+import logging
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,8 @@ from apps.arrays.programs import ProgramSet, ProgramSpec, shardings
 from apps.llm.engine.execute.step import StepShape
 from apps.llm.engine.executor_protocol import Executor
 from apps.llm.engine.prefix.transfer import Transfer
+
+log = logging.getLogger("podslice")
 
 COPIED = 16
 """Pages that one call of a program copies."""
@@ -108,6 +111,20 @@ class HostMemory:
             count = len(transfer.pages[some])
             pages[:count], rows[:count] = transfer.pages[some], transfer.rows[some]
             yield self._put(pages), self._put(rows)
+
+
+def pages_worth(
+    executor: Executor[Any], page_size: int, largest: StepShape, pages: int, copied: Callable[[], object]
+) -> int:
+    """All of the pages, if copying one is quicker than computing it, else none. Arguments as of `seconds_a_page`."""
+    copied_s, computed_s = seconds_a_page(executor, page_size, largest, pages, copied)
+    log.info(
+        "host memory: a page takes %.2f ms to copy there and back, %.2f ms to compute%s",
+        copied_s * 1000,
+        computed_s * 1000,
+        "" if copied_s < computed_s else ": not used",
+    )
+    return pages if copied_s < computed_s else 0
 
 
 def seconds_a_page(

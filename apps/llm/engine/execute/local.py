@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import Any, Literal, TypeVar
 
 import jax
@@ -21,18 +20,19 @@ from jax.sharding import Mesh
 
 from apps.arrays import distributed
 from apps.arrays.layout import Devices, Layout
-from apps.arrays.programs import ProgramSet, warming_up
+from apps.arrays.programs import ProgramSet, alike, unlike, warming_up
 from apps.arrays.stored_programs.loading import PreparedPrograms
 from apps.llm.engine import kernels
 from apps.llm.engine.adapters import stack
 from apps.llm.engine.execute import memory, stored
-from apps.llm.engine.execute.host_memory import HostMemory, seconds_a_page
+from apps.llm.engine.execute.host_memory import HostMemory, pages_worth
 from apps.llm.engine.execute.kept_states import StateMemory
-from apps.llm.engine.execute.programs import CLEANED, alike, unlike
+from apps.llm.engine.execute.programs import CLEANED
 from apps.llm.engine.execute.readout import Launched, Readout, head
 from apps.llm.engine.execute.sampling import TokenConstraints
 from apps.llm.engine.execute.step import HostStep, StepShape
 from apps.llm.engine.executor_protocol import Tokens, fitting, shapes_with_readout
+from apps.llm.engine.images.encoding import Encoding, ImageMemory
 from apps.llm.engine.model import params
 from apps.llm.engine.prefix.transfer import StateTransfer, Transfer
 from apps.llm.engine.weights.model import Model
@@ -106,8 +106,11 @@ class LocalExecutor:
         self.kv_scales: list[Any] | None = None
         self.pages = self.host_pages = self.programs_compiled = 0
         self.prefix_states = config.prefix_states or 0
+        self.encodings = self._specs.encodings
         self.caches: list[Any] = []
         self._host: HostMemory | None = None
+        self._images: ImageMemory | None = None
+        self._idle_constraints: dict[int, TokenConstraints] = {}  # by the number of sequences
 
     # -- memory -------------------------------------------------------------------------------------------------
 
@@ -126,6 +129,8 @@ class LocalExecutor:
         self._paged_like, self._adapters_like = alike(self._specs.held_by("pages")), alike(self._specs.adapters)
         self.caches = self._empty_caches("cache", self._specs.caches)
         self.state = self.programs.once(("state",))()
+        if self.encodings is not None:
+            self._images = ImageMemory(self.programs, self._given)
         size = params.nbytes(self.caches) / 2**30
         log.info("KV cache: %d pages of %d tokens, %.2f GiB", self.pages, self.config.page_size, size)
         return self.pages
@@ -158,6 +163,8 @@ class LocalExecutor:
             for shape in self.shapes:
                 readout = Readout.everything(shape) if shape in self.readout_shapes else None
                 self.read(self.launch(shape.host(), readout=readout))
+            for call in self.encodings.each_empty() if self.encodings else ():
+                self.encode(call)
             self.start_slot(self.config.max_batch_size, [0], [0])
             self.clean([0])
             if self.prefix_states:
@@ -179,19 +186,12 @@ class LocalExecutor:
         with warming_up():
             self._host = HostMemory(self.programs, self._given)
             size, largest = self.config.page_size, self.shapes[-1]
-            copied_s, computed_s = seconds_a_page(
-                self, size, largest, pages, lambda: jax.block_until_ready(self.caches)
-            )
-            worth = pages if copied_s < computed_s else 0
+            worth = pages_worth(self, size, largest, pages, lambda: jax.block_until_ready(self.caches))
             self.host_pages = distributed.least_over_hosts(worth, self.mesh, self._least)
-        log.info(
-            "host memory: %s; a page takes %.2f ms to copy there and back, %.2f ms to compute",
-            f"{pages} pages, {self._host.nbytes / 2**30:.2f} GiB" if self.host_pages else "not used",
-            copied_s * 1000,
-            computed_s * 1000,
-        )
         if not self.host_pages:
             self._host = None
+            return
+        log.info("host memory: %d pages, %.2f GiB", self.host_pages, self._host.nbytes / 2**30)
 
     @property
     def compiles_after_ready(self) -> int:
@@ -203,10 +203,6 @@ class LocalExecutor:
             self._idle_constraints[seqs] = self._place(TokenConstraints.empty(seqs, self.arch.vocab_size))
         return self._idle_constraints[seqs]
 
-    @cached_property
-    def _idle_constraints(self) -> dict[int, TokenConstraints]:
-        return {}
-
     def launch(
         self, step: HostStep, constraints: TokenConstraints | None = None, readout: Readout | None = None
     ) -> Launched:
@@ -215,8 +211,9 @@ class LocalExecutor:
             constraints = self._place(constraints)
         constraints = constraints or self.no_constraints(step.shape.seqs)
         tokens = step.shape.tokens
+        given = self._given(step.packed), constraints, self._images and self._images.kept
         samples, hidden, self.caches, self.state = self.programs["step", tokens](
-            self.params, self.caches, self.state, self.kv_scales, self._given(step.packed), constraints
+            self.params, self.caches, self.state, self.kv_scales, *given
         )
         scores = pooled = None
         if readout is not None and readout.targets is not None:
@@ -228,6 +225,11 @@ class LocalExecutor:
             if part is not None:
                 part.copy_to_host_async()
         return launched
+
+    def encode(self, call: Encoding) -> None:
+        """Encode images, after the steps launched so far and before the next."""
+        assert self._images is not None  # as the engine takes images
+        self._images.encode(self.params["tower"], call)
 
     def read(self, launched: Launched) -> Tokens:
         """Wait for a launched step and unpack its results."""
@@ -292,9 +294,4 @@ class LocalExecutor:
 
     def _place(self, host: T) -> T:
         """Replicate host arrays on every device of the mesh."""
-        if not self.spans_hosts:
-            return jax.device_put(host, self._specs.everywhere)
-        # device_put would run a collective to check that all hosts put the same value: 2 ms a step.
-        return jax.tree.map(
-            lambda part: jax.make_array_from_callback(part.shape, self._specs.everywhere, lambda _: part), host
-        )
+        return distributed.replicated(host, self._specs.everywhere, self.spans_hosts)

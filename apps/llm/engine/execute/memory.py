@@ -95,6 +95,8 @@ def _room(specs: EnginePrograms, free: int | None) -> int:
     # Working memory of a step: activations and logits of the largest one, with a margin.
     work = 4 * config.max_step_tokens * max(arch.intermediate_size, arch.hidden_size) * 4
     work += 4 * max(config.max_batch_size, BLOCK) * arch.vocab_size * 4
+    if specs.encodings is not None:
+        work += specs.encodings.bytes_needed(specs.decoder.dtype.itemsize)
     work += one.bytes_held_by("slots") // mesh.size * (specs.slots + (config.prefix_states or 0)) // specs.slots
     return int((free * config.memory_fraction - work) // (page_bytes / mesh.size))
 

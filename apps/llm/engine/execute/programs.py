@@ -1,6 +1,5 @@
 """The programs of a language model on the devices of one DP rank: what each computes, and the list of them all."""
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -11,7 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from apps.arrays.programs import ProgramSpec, shardings, zeros
+from apps.arrays.programs import ProgramSpec, shardings, unlike, zeros
 from apps.llm.api import MAX_BIAS
 from apps.llm.engine import kernels
 from apps.llm.engine.adapters import stack
@@ -21,6 +20,7 @@ from apps.llm.engine.execute import host_memory, kept_states, readout, sampling
 from apps.llm.engine.execute.sampling import SamplingState, TokenConstraints
 from apps.llm.engine.execute.step import StepShape
 from apps.llm.engine.executor_protocol import shapes_with_readout
+from apps.llm.engine.images.encoding import EncodingSizes
 from apps.llm.engine.model import params
 from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.model.declaration import declare
@@ -82,10 +82,7 @@ class EnginePrograms:
 
     def weight_bytes(self) -> int:
         """Bytes of the weights on each device; layouts may pad them."""
-        return sum(
-            math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-            for leaf in jax.tree.leaves(self.weights)
-        )
+        return params.shard_bytes(self.weights)
 
     @cached_property
     def adapters(self) -> list[Adapted]:
@@ -144,6 +141,16 @@ class EnginePrograms:
         page_bytes = replace(self, pages=1).bytes_held_by("pages") / hosts
         return int(self.config.prefix_cache_host_gib * 2**30 // page_bytes) if page_bytes else 0
 
+    @cached_property
+    def encodings(self) -> EncodingSizes | None:
+        """The calls that encode images; None: the model reads text alone."""
+        return EncodingSizes.of(self.config, self.arch)
+
+    @property
+    def images(self) -> Any:
+        """What keeps encoded images."""
+        return self.encodings and self.encodings.kept(self.decoder.dtype, self.everywhere)
+
     @property
     def slots(self) -> int:
         """Of sequences, and one more for padding."""
@@ -151,8 +158,7 @@ class EnginePrograms:
 
     @property
     def state(self) -> SamplingState:
-        rows = self.slots
-        return SamplingState(self._whole((rows,)), self._whole((rows, self.arch.vocab_size), jnp.int16))
+        return SamplingState(self._whole((self.slots,)), self._whole((self.slots, self.arch.vocab_size), jnp.int16))
 
     def _constraints(self, seqs: int) -> TokenConstraints:
         bias = (seqs, MAX_BIAS)
@@ -184,7 +190,8 @@ class EnginePrograms:
         Keys: `("step", tokens)`; `("scores", tokens)` and `("pooled", tokens)` of the steps that can be read out;
         `("start slot",)` and `("state",)`; `("cache", layer)`, `("clean", layer)` and `("adapter", layer)` of the first
         of the layers that are alike; those of `host_memory.copying` and of `kept_states.copying`, where there is what
-        they copy; for an int8 cache `("calibrate",)` and `("calibration cache", layer)`.
+        they copy; for an int8 cache `("calibrate",)` and `("calibration cache", layer)`; of a model that sees
+        `("images",)`, which makes what keeps them, and `("encode", tokens)`.
         """
         yield from map(self._step, self.shapes)
         yield from self._readouts()
@@ -198,10 +205,12 @@ class EnginePrograms:
             yield from kept_states.copying(self.held_by("slots"), rows, self.everywhere)
         if self.calibration:
             yield from self._calibration()
+        if self.encodings is not None:
+            yield from self.encodings.listed(self.weights["tower"], self.images)
 
     def _step(self, shape: StepShape) -> ProgramSpec:
-        packed, constraints = self._whole((shape.size,)), self._constraints(shape.seqs)
-        arguments = self.weights, self.caches, self.state, self._scales, packed, constraints
+        given = self._whole((shape.size,)), self._constraints(shape.seqs), self.images
+        arguments = self.weights, self.caches, self.state, self._scales, *given
         return ProgramSpec(("step", shape.tokens), partial(step, self.decoder, shape), arguments, donate=(1, 2))
 
     def _readouts(self) -> Iterator[ProgramSpec]:
@@ -236,24 +245,8 @@ class EnginePrograms:
     def _calibration(self) -> Iterator[ProgramSpec]:
         shape, caches = self.calibration_shape, self.calibration_caches
         yield from self._empty("calibration cache", caches)
-        yield ProgramSpec(
-            ("calibrate",),
-            partial(calibrate, self.decoder, shape),
-            (self.weights, caches, self._whole((shape.size,))),
-            out_shardings=NamedSharding(self.mesh, P("tensor", None)),
-        )
-
-
-def alike(forms: Sequence[Any]) -> list[int | None]:
-    """For each layer, the first whose arrays have the same form; None where it has none."""
-    first: dict[Any, int] = {}
-    trees = [(jax.tree.structure(form), *jax.tree.leaves(form)) for form in forms]
-    return [first.setdefault(tree, layer) if tree[1:] else None for layer, tree in enumerate(trees)]
-
-
-def unlike(forms: Sequence[Any]) -> list[tuple[int, Any]]:
-    """One layer of each kind, the first, and its form."""
-    return [(layer, forms[layer]) for layer in dict.fromkeys(alike(forms)) if layer is not None]
+        given, where = (self.weights, caches, self._whole((shape.size,))), NamedSharding(self.mesh, P("tensor", None))
+        yield ProgramSpec(("calibrate",), partial(calibrate, self.decoder, shape), given, out_shardings=where)
 
 
 def step(
@@ -265,6 +258,7 @@ def step(
     kv_scales: list[Any] | None,
     packed: jax.Array,
     constraints: TokenConstraints,
+    images: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array, list[Any], SamplingState]:
     """One step: samples, the last layer's hidden states `[T, hidden]` (see `readout`), caches and state."""
     batch = shape.unpack(packed)
@@ -272,7 +266,7 @@ def step(
     tokens = batch.tokens.at[jnp.where(batch.decoding > 0, first, shape.tokens)].set(
         state.last_token[batch.rows], mode="drop"
     )
-    hidden, caches = decoder.hidden(weights, batch, tokens, caches, kv_scales)
+    hidden, caches = decoder.hidden(weights, batch, tokens, caches, kv_scales, images=images)
     last = hidden[jnp.maximum(batch.q_starts[1:] - 1, 0)]
     logits = decoder.logits(weights, last, batch.num_seqs)
     finite = None

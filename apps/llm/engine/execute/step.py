@@ -29,6 +29,8 @@ class Batch(NamedTuple):
     decoding: jax.Array  # [S] 1: its only token is the one it sampled in an earlier step, still on the device
     adapter: jax.Array  # [S] index of the sequence's LoRA adapter, from 1; 0: none
     sampling: "SamplingRows"
+    positions: jax.Array | None = None  # [3, T] time, row and column of each token, of a model that sees; None: kv_lens
+    image_rows: jax.Array | None = None  # [T] what stands for it among encoded images, from 1; 0: its own embedding
 
     @property
     def q_lens(self) -> jax.Array:  # [S]
@@ -68,6 +70,7 @@ class StepShape:
     tokens: int  # T
     seqs: int  # S
     max_pages: int  # pages of the longest sequence
+    images: bool = False  # whether tokens may stand for images
 
     @cached_property
     def parts(self) -> dict[str, tuple[slice, tuple[int, ...]]]:
@@ -75,6 +78,8 @@ class StepShape:
         shapes: dict[str, tuple[int, ...]] = {"tokens": (self.tokens,), "q_starts": (self.seqs + 1,)}
         shapes |= {"pages": (self.seqs, self.max_pages), "num_seqs": (1,)}
         shapes |= dict.fromkeys(ROWS, (self.seqs,))
+        if self.images:
+            shapes |= {"positions": (3, self.tokens), "image_rows": (self.tokens,)}
         ends = accumulate(map(math.prod, shapes.values()), initial=0)
         return {name: (slice(*where), shape) for where, (name, shape) in zip(pairwise(ends), shapes.items())}
 
@@ -106,6 +111,7 @@ class StepRows:
         self.decoding: list[bool] = []
         self.starts = [0]  # first token of each, and the end
         self.tokens: list[tuple[int, Sequence[int]]] = []  # those that the device does not have, by their first place
+        self.seen: list[tuple[int, np.ndarray]] = []  # [4, n] positions and image rows, by their first token's place
 
     def add(self, slot: int, kv_len: int, kept: int, tokens: Sequence[int] | None) -> int:
         """Append a row; without tokens it has one, which the device has. Returns the place of its first token."""
@@ -184,6 +190,17 @@ class HostStep:
         for start, tokens in rows.tokens:
             self._part("tokens")[start : start + len(tokens)] = tokens
         self._part("num_seqs")[0] = count
+        if self.shape.images:
+            self._fill_images(rows)
+
+    def _fill_images(self, rows: StepRows) -> None:
+        lengths, total = np.diff(rows.starts), rows.starts[-1]
+        # A row's last token is the last that its cache has once the step has run.
+        index = np.arange(total) + np.repeat(np.subtract(rows.kv_lens, rows.starts[1:]), lengths)
+        self._part("positions")[:, :total] = index
+        for start, seen in rows.seen:
+            stop = start + seen.shape[1]
+            self._part("positions")[:, start:stop], self._part("image_rows")[start:stop] = seen[:3], seen[3]
 
     def add(self, tokens: Sequence[int], kv_len: int, pages: Sequence[int], decoding: bool, **rows: float) -> int:
         """Append a sequence: the tokens to compute (a placeholder when decoding), its state row and sampling settings.
@@ -198,6 +215,8 @@ class HostStep:
         for name, value in {"kv_lens": kv_len, "decoding": decoding, "slot": rows.get("row", 0), **rows}.items():
             part = self._part(name)
             (part.view(np.float32) if name in FLOAT_ROWS else part)[i] = value
+        if self.shape.images:
+            self._part("positions")[:, start:stop] = np.arange(kv_len - len(tokens), kv_len)
         self._rows, self._filled = i + 1, stop
         self._part("num_seqs")[0] = i + 1
         return start

@@ -21,7 +21,7 @@ SOURCES = "arrays", "llm/engine"
 """Packages that an engine's programs are made by."""
 FIELDS = (
     *("dtype", "quantize_weights", "quantize_kv_cache", "attention", "page_size", "pages", "max_step_tokens"),
-    "expert_parallel",
+    *("expert_parallel", "image_tokens", "max_image_tokens"),
 )
 """Those of the config that programs hang on, as they are on every DP rank."""
 SHARED = "max_batch_size", "prefix_cache_host_gib"

@@ -26,6 +26,7 @@ from apps.llm.engine.execute.step import HostStep, StepShape
 from apps.llm.engine.executor_protocol import Tokens, fitting, shapes_with_readout, step_shapes
 from apps.llm.engine.hosts.rank_workers import RankWorkers, SliceFailed
 from apps.llm.engine.hosts.wire import NO_DP_RANK, Listener, MessageKind, message
+from apps.llm.engine.images.encoding import Encoding, EncodingSizes
 from apps.llm.engine.prefix.transfer import StateTransfer, Transfer
 from apps.llm.engine.weights.model import Model
 from ray_configs.llm import EngineConfig
@@ -112,6 +113,7 @@ class LockstepExecutor:
         self.arch, self.hosts, self.skips_padding = model.arch, hosts, False
         self.pages = self.host_pages = self.programs_compiled = 0
         self.prefix_states = config.prefix_states or 0
+        self.encodings = EncodingSizes.of(config, model.arch)
         self.shapes = step_shapes(config, model.max_len(config))
         self.readout_shapes = shapes_with_readout(self.shapes)
 
@@ -149,6 +151,9 @@ class LockstepExecutor:
 
     def read(self, launched: None = None) -> Tokens:
         return self.hosts.tokens()
+
+    def encode(self, call: Encoding) -> None:
+        self.hosts.tell(message(MessageKind.ENCODE, (call.tokens,), call.content()))
 
     def start_slot(self, slot: int, prompt: list[int], answer: list[int]) -> None:
         self.hosts.tell(

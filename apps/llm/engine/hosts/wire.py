@@ -45,6 +45,7 @@ class MessageKind(IntEnum):
     BRING_BACK = 13  # as in KEEP
     KEEP_STATES = 14  # the slots follow, then as many rows of kept states
     BRING_BACK_STATES = 15  # as in KEEP_STATES
+    ENCODE = 16  # tokens of the call; then its numbers and pixels
 
 
 def message(kind: MessageKind, numbers: tuple[int, ...] = (), content: bytes = b"") -> bytes:

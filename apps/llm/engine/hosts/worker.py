@@ -28,8 +28,9 @@ from apps.llm.engine.execute import stored
 from apps.llm.engine.execute.local import LocalExecutor
 from apps.llm.engine.execute.readout import Launched, Readout
 from apps.llm.engine.execute.sampling import TokenConstraints
-from apps.llm.engine.execute.step import HostStep, StepShape
+from apps.llm.engine.execute.step import HostStep
 from apps.llm.engine.hosts.wire import NO_DP_RANK, Connection, MessageKind, message
+from apps.llm.engine.images.encoding import Encoding
 from apps.llm.engine.prefix.transfer import StateTransfer, Transfer
 from apps.llm.engine.weights.model import Model
 from ray_configs.llm import EngineConfig
@@ -126,7 +127,7 @@ class Worker:
         executor = self._executor
         if kind is MessageKind.STEP:
             tokens, seqs, used, more, kinds = numbers
-            shape = StepShape(tokens, seqs, executor.max_pages)
+            shape = executor.shape_for(tokens, seqs)
             wanted = len(content) - 4 * tokens * kinds.bit_count()  # where the readout begins
             end = wanted - more
             step = HostStep.whole(shape, used, memoryview(content)[:end])
@@ -140,6 +141,8 @@ class Worker:
         elif kind is MessageKind.ADAPTER:
             index, layer, *_ = numbers
             executor.write_adapter(index, layer, stack.unpacked(executor.adapter_forms[layer], content))
+        elif kind is MessageKind.ENCODE:
+            executor.encode(Encoding.of(numbers[0], content))
         elif kind is MessageKind.CLEAN:
             executor.clean(np.frombuffer(content, np.int32).tolist())
         elif kind in (MessageKind.KEEP, MessageKind.BRING_BACK):

@@ -9,6 +9,7 @@ from functools import cached_property
 
 from apps.llm.engine.model.layers import Attention, DeltaNet, Experts, LayerSpec, Norm
 from apps.llm.engine.model.split import Split
+from apps.llm.engine.model.towers.spec import Tower
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Architecture:
     eos_token_ids: tuple[int, ...] = ()
     labels: int = 0  # of a classifier, whose matrix takes the place of the head's first rows; 0: the head is a head
     answers: tuple[str, str] | None = None  # the words for no and yes, of a model that judges with one of them
+    tower: Tower | None = None  # for images; None: it reads text alone
 
     @property
     def num_layers(self) -> int:
@@ -154,7 +156,8 @@ class Architecture:
             rows += spec.mlp.rows if spec.mlp else 0
             rows += spec.experts.rows(experts) if spec.experts else 0
         embeddings = self.hidden_size * (1 if self.tied_embeddings else 2) + self.num_layers * self.input_width
-        return self.hidden_size * rows + self.vocab_size * embeddings
+        tower = self.tower.num_params if self.tower else 0
+        return self.hidden_size * rows + self.vocab_size * embeddings + tower
 
 
 def _expert_groups(experts: Experts | None, devices: int, asked: int | None) -> int:

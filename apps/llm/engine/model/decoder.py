@@ -60,6 +60,7 @@ class Decoder:
         states: list[Any],
         scales: list[Any] | None = None,
         observe: list[Any] | None = None,
+        images: jax.Array | None = None,
     ) -> tuple[jax.Array, list[Any]]:
         """The last layer's output at every token, `[T, hidden]`, and the mixers' states with the step's tokens.
 
@@ -68,9 +69,10 @@ class Decoder:
             states: each layer's; None where it has none of its own.
             scales: of states in int8, like them.
             observe: when given, what each layer's mixer observed is appended (calibration).
+            images: `[rows, hidden]`, the encoded ones that the batch's `image_rows` are of.
         """
         step = StepContext.of(self.machine, batch, params["layers"])
-        x = self._embedded(params, tokens, step)
+        x = self._embedded(params, tokens, step, images)
         extras = self._layer_embeddings(params, tokens, x, step)
         states = list(states)
 
@@ -112,7 +114,7 @@ class Decoder:
             return network.apply(step.whole(x), layer, step)
         return network.apply(step.whole(_norm(spec, x, layer, "mlp_norm")), layer, step)
 
-    def _embedded(self, params: Params, tokens: jax.Array, step: StepContext) -> jax.Array:
+    def _embedded(self, params: Params, tokens: jax.Array, step: StepContext, images: jax.Array | None) -> jax.Array:
         """The first layer's input, `[T, hidden]`."""
         arch = self.arch
         x = rows(params["embed"], tokens, self.dtype, self.mesh, step.by_token)
@@ -121,6 +123,9 @@ class Decoder:
         if arch.scaled_embeddings:
             # The factor is rounded to the model's type first, as in the reference.
             x = x * jnp.asarray(arch.hidden_size**0.5, self.dtype)
+        if images is not None and step.batch.image_rows is not None:
+            row = step.batch.image_rows[:, None]
+            x = jnp.where(row > 0, images[jnp.maximum(row[:, 0] - 1, 0)].astype(x.dtype), x)
         if arch.sinusoids:
             cos, sin = angles(step.batch, self.page_size, sinusoid_frequencies(arch.hidden_size))
             x = x + jnp.concatenate([sin, cos], axis=-1).astype(self.dtype)

@@ -3,6 +3,7 @@
 All of it follows from what `declaration.declare` says of each parameter.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
@@ -111,6 +112,13 @@ def _drawing(form: WeightForm, constant: float | None) -> jax.stages.Compiled:
 def nbytes(params: Any) -> int:
     """Bytes of all parameters, or of another tree of arrays, over all devices."""
     return sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+
+
+def shard_bytes(forms: Any) -> int:
+    """Bytes of a tree of forms on each device; layouts may pad them."""
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(forms)
+    )
 
 
 def named(tree: Params) -> dict[str, Param]:

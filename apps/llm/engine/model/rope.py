@@ -50,6 +50,17 @@ class Rope:
     short: tuple[float, ...] = ()  # longrope: divisors where no sequence exceeds the original positions
     long: tuple[float, ...] = ()  # longrope: divisors otherwise
     longest: int = 0  # longrope, dynamic: tokens of the longest sequence that is served
+    sections: tuple[int, ...] = ()  # pairs that turn with time, row and column of an image's tokens, one after another
+
+    def axes(self, head_dim: int) -> list[int] | None:
+        """Which of a token's positions turns each pair: 0 time, 1 row, 2 column. None: they are the same.
+
+        As Qwen3.5 has them, the axes take turns, as long as there are pairs of each.
+        """
+        if not self.sections:
+            return None
+        pairs = int(head_dim * self.part) // 2
+        return [pair % 3 if pair < 3 * self.sections[pair % 3] else 0 for pair in range(pairs)]
 
     def inverse_frequencies(self, head_dim: int) -> list[float]:
         """Angle per position for each rotated pair of channels: [part * head_dim / 2], float64.

@@ -8,12 +8,20 @@ from apps.llm.engine.attention.spec import slots
 from apps.llm.engine.execute.step import Batch
 
 
-def angles(batch: Batch, page_size: int, frequencies: list[float], scale: float = 1.0) -> tuple[jax.Array, jax.Array]:
-    """`scale` times cosines and sines of each position times each frequency: both `[T, frequencies]` float32."""
-    position = slots(batch, page_size)[1]
+def angles(
+    batch: Batch, page_size: int, frequencies: list[float], scale: float = 1.0, axes: list[int] | None = None
+) -> tuple[jax.Array, jax.Array]:
+    """`scale` times cosines and sines of each position times each frequency: both `[T, frequencies]` float32.
+
+    Args:
+        axes: which of a token's positions each frequency is for, where images have more than one.
+    """
+    position = slots(batch, page_size)[1][:, None]
+    if batch.positions is not None:
+        position = batch.positions[np.array(axes or [0])].T
 
     def turned() -> tuple[jax.Array, jax.Array]:
-        angle = position[:, None].astype(jnp.float32) * np.asarray(frequencies, np.float32)
+        angle = position.astype(jnp.float32) * np.asarray(frequencies, np.float32)
         if scale == 1:
             return jnp.cos(angle), jnp.sin(angle)
         return scale * jnp.cos(angle), scale * jnp.sin(angle)

@@ -64,7 +64,9 @@ def build_step(shape: StepShape, work: list[Work], answers: Answers, table: Slot
         assert slot is not None  # whatever is planned has one
         table.add_pages(slot, seq.pages)
         if item.decoding:
-            rows.add(slot, item.stop, slot, None)
+            start = rows.add(slot, item.stop, slot, None)
+            if seq.images is not None:
+                rows.seen.append((start, seq.images.seen(item.start, item.stop)))
             continue
         # The sample of a chunk that ends inside the prompt is meaningless, and only the host can tell which sample
         # of a draft is the last accepted one. The device keeps such samples in the scratch slot.
@@ -72,6 +74,8 @@ def build_step(shape: StepShape, work: list[Work], answers: Answers, table: Slot
         start = rows.add(slot, item.stop, kept, seq.tokens[item.start : item.stop])
         for i, token in enumerate(item.draft, 1):
             rows.add(slot, item.stop + i, table.scratch, (token,))
+        if seq.images is not None:
+            rows.seen.append((start, seq.images.seen(item.start, item.stop + len(item.draft))))
         answer = answers[seq]
         if isinstance(answer, PromptTask):
             answer.want(readout, shape, start, row, item)

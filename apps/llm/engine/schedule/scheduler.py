@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from apps.llm.engine.fairness.accounts import Account, Accounts, insert, least_served
 from apps.llm.engine.fairness.backlog import Backlog
+from apps.llm.engine.images.rows import ImageRows
 from apps.llm.engine.prefix.kept_states import KeptStates
 from apps.llm.engine.prefix.page_pool import PagePool
 from apps.llm.engine.prefix.reuse import PrefixReuse
@@ -31,6 +32,7 @@ class Scheduler:
     max_batch: int
     max_step_tokens: int
     weights: Mapping[str, float] = field(default_factory=dict)  # by caller name
+    image_rows: int = 0  # for encoded images
     prefix_states: int = 0  # that can be kept, of a model that holds a state for each sequence by slot
     running: list[Sequence] = field(default_factory=list)
     preemptions: int = 0
@@ -41,6 +43,7 @@ class Scheduler:
         self.states = KeptStates(self.prefix_states) if self.prefix_states else None
         if self.states is not None:
             self.pool.news = self.states.log
+        self.images = ImageRows(self.image_rows)
         self.reuse = PrefixReuse(self.pool, self.page_size, self.states)
         self.slots = list(reversed(range(self.max_batch)))
         self._budget = 0  # tokens left in the step
@@ -263,9 +266,12 @@ class Scheduler:
         self.reuse.keep_state(seq)
         self.slots.append(seq.slot)
         seq.slot, seq.on_device = None, False
-        self._drop_pages(seq)
+        self._drop(seq)
 
-    def _drop_pages(self, seq: Sequence) -> None:
+    def _drop(self, seq: Sequence) -> None:
+        """Give back its pages, and what its images have."""
+        if seq.images is not None:
+            self.images.release(seq.images)
         self.pool.release(seq.pages)
         seq.pages, seq.computed, seq.published = [], 0, 0
 
@@ -274,9 +280,12 @@ class Scheduler:
         if not self.slots and not self._displace(seq):
             return False
         self.reuse.begin(seq)
+        if seq.images is not None and not self.images.hold(seq.images, seq.computed):
+            self._drop(seq)
+            return False
         while not self._grow(seq, min(len(seq.tokens), seq.computed + self._budget)):
             if not self._displace(seq):
-                self._drop_pages(seq)
+                self._drop(seq)
                 return False
         seq.account.waiting.remove(seq)
         seq.slot = self.slots.pop()

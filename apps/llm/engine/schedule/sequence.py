@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from apps.llm.api import TokenRequest
 from apps.llm.engine.fairness.accounts import Account
+from apps.llm.engine.images.placed import PlacedImages
 from apps.llm.engine.speculation.drafter import Drafter
-from apps.llm.page_names import PageName, page_name
+from apps.llm.page_names import PageName, digests, page_name
 
 UNREAD = -1  # a token that is sampled on the device but not yet read
 
@@ -24,6 +25,7 @@ class Sequence:
     tokens: list[int]  # the prompt, then the answer; UNREAD where still on the device
     prompt_len: int
     adapter: int = 0  # index of its LoRA adapter on the devices, from 1; 0: it has none
+    images: PlacedImages | None = None  # in its prompt
     page_root: bytes = b""  # what the names of its pages begin with
     reusable: int = sys.maxsize  # leading tokens that may come from the prefix cache; later ones must be computed
     computed: int = 0
@@ -58,7 +60,8 @@ class Sequence:
         """Names of its first `full` pages, whose tokens must all be known."""
         for first in range(len(self.hashes) * page_size, full * page_size, page_size):
             parent = self.hashes[-1] if self.hashes else self.page_root
-            self.hashes.append(page_name(parent, self.tokens[first : first + page_size]))
+            stop = first + page_size
+            self.hashes.append(page_name(parent, self.tokens[first:stop], digests(self.request.images, first, stop)))
         return self.hashes[:full]
 
     def follow(self) -> Drafter | None:

@@ -16,6 +16,7 @@ from typing import Generic
 
 from apps.llm.api import LATE, EngineStats, Sink, TokenOutput
 from apps.llm.engine.executor_protocol import Executor, LaunchedT, Tokens
+from apps.llm.engine.images.needed import encoded
 from apps.llm.engine.prefix.page_pool import PagePool
 from apps.llm.engine.prefix.preparing import prepare
 from apps.llm.engine.schedule.adapter_changes import AdapterChanges
@@ -55,6 +56,7 @@ class Stepper(Generic[LaunchedT]):
             config.max_batch_size,
             config.max_step_tokens,
             {name: caller.weight for name, caller in config.callers.items()},
+            config.image_tokens,
             executor.prefix_states,
         )
         self.queued = 0  # sequences that have not entered the batch
@@ -221,7 +223,8 @@ class Stepper(Generic[LaunchedT]):
         self._steps += 1
         self._drafted_tokens += drafted
         more = build_constraints(shape, work, self._answers, self.executor.arch.vocab_size)
-        return self.executor.launch(step, more, readout)
+        with encoded(self.scheduler.images, work, self.executor):
+            return self.executor.launch(step, more, readout)
 
     def _read(self, work: list[Work], launched: LaunchedT) -> None:
         """Wait for a step's results and pass them on."""

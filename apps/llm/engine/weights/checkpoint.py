@@ -89,6 +89,11 @@ class Checkpoint(ModelFolder):
             raise CheckpointError(f"{self.location}/{name} is not a JSON object")
         return content
 
+    def image_processor(self) -> dict[str, Any]:
+        """What its files say of how images become pixels; empty if they do not."""
+        settings = self.json("preprocessor_config.json", required=False)
+        return settings or (self.json("processor_config.json", required=False) or {}).get("image_processor") or {}
+
     @contextmanager
     def tokenizer_folder(self) -> Iterator[str]:
         """A local folder with the tokenizer's files; a remote checkpoint's are copied for as long as it takes."""
@@ -124,7 +129,7 @@ class Checkpoint(ModelFolder):
         towers = sum(not name.startswith(OF_DECODER) for name in named)
         if named.keys() != entries.keys() and towers:
             log.info(
-                "%s: %d tensors of its vision tower, or audio's, are not loaded: only text is served",
+                "%s: %d tensors of its vision tower, or audio's, are not loaded where only text is served",
                 self.location,
                 towers,
             )

@@ -6,9 +6,11 @@ from dataclasses import dataclass, replace
 from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.model.families import lm_cloud
 from apps.llm.engine.model.families.tiny import generic, tiny
+from apps.llm.engine.model.families.towers import QWEN, tower_of
 from apps.llm.engine.model.rope import UnsupportedModel
+from apps.llm.engine.model.towers.spec import Tower
 from apps.llm.engine.weights.checkpoint import Checkpoint
-from apps.llm.engine.weights.prepared import open_checkpoint
+from apps.llm.engine.weights.prepared import Prepared, open_checkpoint
 from ray_configs.llm import EngineConfig
 
 log = logging.getLogger("podslice")
@@ -54,6 +56,8 @@ class Model:
         place, roots = config.model, config.model_roots
         checkpoint = Checkpoint(place, False, roots) if random else open_checkpoint(place, weights, roots)
         arch = checkpoint.architecture(weights and not random)
+        if config.image_tokens:
+            arch = replace(arch, tower=tower_in(checkpoint))
         return cls(arch.serving(config.max_model_len), checkpoint, random)
 
     @property
@@ -93,6 +97,24 @@ class Model:
         if config.max_model_len and config.max_model_len > own:
             raise ValueError(f"max_model_len is {config.max_model_len}, but this model's context is {own}: lower it")
         return config.max_model_len or own
+
+
+def tower_in(checkpoint: Checkpoint) -> Tower:
+    """The checkpoint's vision tower.
+
+    Raises:
+        ValueError: it has none, or one that is not supported.
+        UnsupportedModel: see `tower_of`.
+    """
+    if isinstance(checkpoint, Prepared):
+        raise ValueError("image_tokens: a prepared model has no vision tower: name the one that it was prepared from")
+    config = checkpoint.json("config.json")
+    if (found := tower_of(config, checkpoint.image_processor())) is None:
+        raise ValueError(
+            f"image_tokens: images are not supported for this model (model_type {config.get('model_type')!r}); "
+            f"leave it out, or use a model of {', '.join(QWEN)} with a vision_config"
+        )
+    return found
 
 
 def with_states(config: EngineConfig, recurrent: bool) -> EngineConfig:

@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from apps.llm.api import MAX_MESSAGES, MAX_STOPS, MAX_TOOLS, RequestError
-from apps.llm.chat.conversation import PARAGRAPH, ChatRequest, Conversation, PastCall, thinking_fields
+from apps.llm.chat.conversation import ChatRequest, Conversation, PastCall, thinking_fields
+from apps.llm.chat.images import PARAGRAPH, SentImage, paragraphs
 from apps.llm.chat.tools import CallMode, Tool, ToolUse
 from apps.llm.text.tokenizer.limits import NO_DEFAULTS
 from apps.llm.text_api import SamplingParams
@@ -27,7 +28,7 @@ NAMES = {
 }
 """The engine's name of a field -> the client's, where they differ."""
 LONGEST_NAME = 128  # of a tool, Anthropic's limit
-NO_PICTURES = "this server's models read only text, not images or documents"
+NO_DOCUMENTS = "this server's models read no documents"
 
 
 class TextBlock(Body):
@@ -38,8 +39,30 @@ class TextBlock(Body):
     @classmethod
     def _is_text(cls, value: Any) -> Any:
         if value != "text":
-            raise ValueError(f"must be text; {NO_PICTURES}")
+            raise ValueError(f"must be text; {NO_DOCUMENTS}")
         return value
+
+
+class Base64Source(Body):
+    type: Literal["base64"]
+    media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
+    data: str
+
+
+class UrlSource(Body):
+    type: Literal["url"]
+    url: str
+    """A data URL."""
+
+
+class ImageBlock(Body):
+    type: Literal["image"]
+    source: Annotated[Base64Source | UrlSource, Field(discriminator="type")]
+
+    def sent(self, field: str) -> SentImage:
+        if isinstance(self.source, UrlSource):
+            return SentImage.at(self.source.url, f"{field}.source.url")
+        return SentImage(self.source.data, f"{field}.source.data")
 
 
 class ThinkingBlock(Body):
@@ -62,21 +85,33 @@ def _tag(block: Any) -> str:
     return f"a {block.get('type')} block" if isinstance(block, dict) else "no block"
 
 
+Shown = Annotated[
+    Annotated[TextBlock, Tag("a text block")] | Annotated[ImageBlock, Tag("a image block")],
+    Discriminator(
+        _tag,
+        custom_error_type="block",
+        custom_error_message=f"must be a block of type text or image; {NO_DOCUMENTS}",
+    ),
+]
+
+
 class ToolResultBlock(Body):
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | Annotated[list[TextBlock], Field(max_length=MAX_MESSAGES)] | None = None
+    content: str | Annotated[list[Shown], Field(max_length=MAX_MESSAGES)] | None = None
     is_error: bool | None = None
 
-    def as_text(self) -> str:
-        """The result as the model sees it."""
+    def as_text(self, conversation: Conversation, field: str) -> str:
+        """The result as the model sees it, with marks for its images."""
         content = self.content or ""
-        text = content if isinstance(content, str) else PARAGRAPH.join(part.text for part in content)
-        return f"Error: {text}" if self.is_error else text
+        if not isinstance(content, str):
+            content = paragraphs(_shown(part, conversation, f"{field}.content[{i}]") for i, part in enumerate(content))
+        return f"Error: {content}" if self.is_error else content
 
 
 Block = Annotated[
     Annotated[TextBlock, Tag("a text block")]
+    | Annotated[ImageBlock, Tag("a image block")]
     | Annotated[ToolUseBlock, Tag("a tool_use block")]
     | Annotated[ToolResultBlock, Tag("a tool_result block")]
     | Annotated[ThinkingBlock, Tag("a thinking block")]
@@ -84,11 +119,11 @@ Block = Annotated[
     Discriminator(
         _tag,
         custom_error_type="block",
-        custom_error_message="must be a block of type text, tool_use, tool_result, thinking or redacted_thinking; "
-        + NO_PICTURES,
+        custom_error_message="must be a block of type text, image, tool_use, tool_result, thinking or "
+        f"redacted_thinking; {NO_DOCUMENTS}",
     ),
 ]
-Placed = tuple[str, TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock]
+Placed = tuple[str, TextBlock | ImageBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock]
 """A block, and its path in the client's request."""
 
 
@@ -178,7 +213,7 @@ class PromptBody(Body):
         if placed[-1][0] == "assistant":
             raise RequestError("messages", "messages must end with a user message: prefill is not supported")
         thinks = self.thinking is not None and self.thinking.type != "disabled"
-        return ChatRequest(conversation.messages, self._tool_use(), thinking_fields(thinks))
+        return ChatRequest(conversation.messages, self._tool_use(), thinking_fields(thinks), images=conversation.images)
 
     def _tool_use(self) -> ToolUse:
         choice = self.tool_choice
@@ -231,6 +266,10 @@ class MessagesBody(PromptBody):
         )
 
 
+def _shown(block: TextBlock | ImageBlock, conversation: Conversation, field: str) -> str:
+    return block.text if isinstance(block, TextBlock) else conversation.shown(block.sent(field))
+
+
 def _join(conversation: Conversation, role: str, blocks: Sequence[Placed]) -> None:
     """Adds a turn. Raises RequestError for a block that the role may not have, or a result without its call."""
     texts, thoughts, calls, results = [], [], [], 0
@@ -238,18 +277,20 @@ def _join(conversation: Conversation, role: str, blocks: Sequence[Placed]) -> No
         match block:
             case TextBlock():
                 texts.append(block.text)
+            case ImageBlock() if role == "user":
+                texts.append(conversation.shown(block.sent(field)))
             case ToolUseBlock() if role == "assistant":
                 calls.append(PastCall(block.id, block.name, json.dumps(block.input)))
             case ThinkingBlock() if role == "assistant":
                 thoughts.append(block.thinking)
             case ToolResultBlock() if role == "user":
-                conversation.result(block.tool_use_id, block.as_text(), f"{field}.tool_use_id")
+                conversation.result(block.tool_use_id, block.as_text(conversation, field), f"{field}.tool_use_id")
                 results += 1
             case RedactedThinkingBlock() if role == "assistant":
                 pass
             case _:
                 raise RequestError(field, f"{field}: a {block.type} block is not allowed in a {role} message")
-    text = PARAGRAPH.join(texts)
+    text = paragraphs(texts)
     if role == "assistant":
         conversation.answer(text, PARAGRAPH.join(thoughts), calls)
     elif texts or not results:

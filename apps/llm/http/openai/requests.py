@@ -153,7 +153,7 @@ class ChatBody(RefusedInChats, SamplingBody):
             message.join(conversation, f"messages[{i}]")
         use = tool_use(self.tools or [], self.tool_choice, self.parallel_tool_calls)
         fields = effort_fields(self.reasoning_effort) | (self.chat_template_kwargs or {})
-        return ChatRequest(conversation.messages, use, fields, self._ending())
+        return ChatRequest(conversation.messages, use, fields, self._ending(), conversation.images)
 
     def _ending(self) -> PromptEnding:
         """How the prompt ends. Raises RequestError for fields that contradict each other."""

@@ -5,13 +5,14 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, TypeAdapter, field_validator
+from pydantic import Discriminator, Field, Tag, TypeAdapter, field_validator, model_validator
 
-from apps.llm.api import MAX_MESSAGES
-from apps.llm.chat.conversation import PARAGRAPH, Conversation, PastCall
+from apps.llm.api import MAX_MESSAGES, RequestError
+from apps.llm.chat.conversation import Conversation, PastCall
+from apps.llm.chat.images import PARAGRAPH, Detail, SentImage, paragraphs
 from apps.serving.ingress.bodies import Body
 
-TEXT_ONLY = "this server's models read only text, not images, files or audio"
+TEXT_ONLY = "this server's models read text and images, not files or audio"
 
 
 TextKind = Literal["input_text", "output_text"]
@@ -25,8 +26,23 @@ class ItemTextPart(Body):
     @classmethod
     def _is_text(cls, value: Any) -> Any:
         if value not in ("input_text", "output_text"):
-            raise ValueError(f"must be input_text or output_text; {TEXT_ONLY}")
+            raise ValueError(f"must be input_text, output_text or input_image; {TEXT_ONLY}")
         return value
+
+
+class ItemImagePart(Body):
+    type: Literal["input_image"]
+    image_url: str | None = None
+    """A data URL."""
+    file_id: str | None = None
+    """Not supported."""
+    detail: Detail | None = None
+
+    @model_validator(mode="after")
+    def _has_a_url(self) -> "ItemImagePart":
+        if self.image_url is None:
+            raise ValueError("image_url is required: a data URL; files are not supported")
+        return self
 
 
 class ReasoningPart(Body):
@@ -34,11 +50,31 @@ class ReasoningPart(Body):
     text: str
 
 
-Texts = str | Annotated[list[ItemTextPart], Field(max_length=MAX_MESSAGES)]
+def _kind(part: Any) -> str:
+    kind = part.get("type") if isinstance(part, dict) else getattr(part, "type", None)
+    return "an image" if kind == "input_image" else "a text"
 
 
-def joined(texts: Texts) -> str:
-    return texts if isinstance(texts, str) else "".join(part.text for part in texts)
+Part = Annotated[
+    Annotated[ItemTextPart, Tag("a text")] | Annotated[ItemImagePart, Tag("an image")], Discriminator(_kind)
+]
+Texts = str | Annotated[list[Part], Field(max_length=MAX_MESSAGES)]
+
+
+def joined(texts: Texts, talk: Conversation, field: str, sees: bool = True) -> str:
+    """All of a text, with marks for its images. Raises RequestError for an image in a message that can't have one."""
+    if isinstance(texts, str):
+        return texts
+    pieces = []
+    for i, part in enumerate(texts):
+        if isinstance(part, ItemTextPart):
+            pieces.append(part.text)
+            continue
+        place = f"{field}[{i}].image_url"
+        if not sees:
+            raise RequestError(place, f"{place}: only a user's message, or a call's output, may have an image")
+        pieces.append(talk.shown(SentImage.at(part.image_url or "", place, part.detail)))
+    return "".join(pieces)
 
 
 class MessageItem(Body):
@@ -50,7 +86,9 @@ class MessageItem(Body):
     def stored(self) -> dict[str, Any]:
         """The item as stored, with its content as a list."""
         kind: TextKind = "output_text" if self.role == "assistant" else "input_text"
-        parts = [ItemTextPart(type=kind, text=self.content)] if isinstance(self.content, str) else self.content
+        text = self.content
+        parts: Sequence[ItemTextPart | ItemImagePart]
+        parts = [ItemTextPart(type=kind, text=text)] if isinstance(text, str) else text
         about = {"id": self.id or new_id("msg"), "type": "message", "status": "completed", "role": self.role}
         return about | {"content": [_part(part) for part in parts]}
 
@@ -139,18 +177,19 @@ def conversation(items: Sequence[Placed]) -> Conversation:
         if role == "tool":
             for field, item in turn:
                 assert isinstance(item, ResultItem)
-                talk.result(item.call_id, joined(item.output), f"{field}.call_id")
+                output = joined(item.output, talk, f"{field}.output")
+                talk.result(item.call_id, output, f"{field}.call_id")
             continue
         texts, thoughts, calls = [], [], []
-        for _, item in turn:
+        for field, item in turn:
             match item:
                 case MessageItem():
-                    texts.append(joined(item.content))
+                    texts.append(joined(item.content, talk, f"{field}.content", sees=item.role == "user"))
                 case ReasoningItem():
                     thoughts.append(item.thought())
                 case CallItem():
                     calls.append(PastCall(item.call_id, shown_name(item.namespace, item.name), item.arguments))
-        text = PARAGRAPH.join(filter(None, texts))
+        text = paragraphs(texts)
         if role == "assistant":
             talk.answer(text, PARAGRAPH.join(thoughts), calls)
         else:
@@ -167,5 +206,7 @@ def _role(item: Item) -> str:
     return "assistant"
 
 
-def _part(part: ItemTextPart) -> dict[str, Any]:
+def _part(part: ItemTextPart | ItemImagePart) -> dict[str, Any]:
+    if isinstance(part, ItemImagePart):
+        return part.model_dump()
     return {"type": part.type, "text": part.text} | ({"annotations": []} if part.type == "output_text" else {})

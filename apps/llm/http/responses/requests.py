@@ -77,8 +77,8 @@ class ResponseBody(Body):
     model: str | None = None
     """The served model's name. Optional, except in a cell with several published models."""
     input: str | Annotated[list[Item], Field(max_length=MAX_MESSAGES)] | None = None
-    """A text, or items: messages, `function_call`, `function_call_output`, `reasoning`. Only text is supported.
-    Consecutive items of one role are one turn."""
+    """A text, or items: messages, `function_call`, `function_call_output`, `reasoning`. Files and audio are not
+    supported. Consecutive items of one role are one turn."""
     instructions: str | None = None
     """The first system message. Not carried over to a response that continues this one."""
     previous_response_id: str | None = None
@@ -166,7 +166,8 @@ class ResponseBody(Body):
         if self.instructions:
             items.insert(0, ("instructions", MessageItem(role="system", content=self.instructions)))
         fields = effort_fields(self.reasoning.effort if self.reasoning else None)
-        return ChatRequest(conversation(items).messages, self._tool_use(), fields)
+        talk = conversation(items)
+        return ChatRequest(talk.messages, self._tool_use(), fields, images=talk.images)
 
     def functions(self) -> dict[str, tuple[str | None, str]]:
         """Name for the model -> namespace, if any, and name of each function."""

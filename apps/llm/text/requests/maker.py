@@ -9,6 +9,7 @@ from typing import NamedTuple
 from apps.llm.api import Caller, Capabilities, Pool, RequestError, TokenRequest
 from apps.llm.text.answer import AnswerText
 from apps.llm.text.generation import Generation
+from apps.llm.text.images.reader import SeenTokens
 from apps.llm.text.requests.prompt_ids import PromptIds
 from apps.llm.text.requests.sampling import grammar_of, sampling_of
 from apps.llm.text.requests.validation import answer_limit, check_params
@@ -68,6 +69,7 @@ class RequestMaker:
             TokenRequest(
                 id=next(self._numbers),
                 prompt_ids=prompt_ids,
+                images=prompt.images if isinstance(prompt, SeenTokens) else (),
                 answer_ids=so_far,
                 limit=limit,
                 sampling=sampling_of(params, first_seed, index, banned),

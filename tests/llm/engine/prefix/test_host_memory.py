@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from apps.llm.engine.execute import local, memory
+from apps.llm.engine.execute import host_memory, memory
 from apps.llm.text import Engine, EngineConfig, SamplingParams
 from tests.llm.engine import tiny_models
 from tests.llm.engine.asking import ids, read
@@ -65,14 +65,14 @@ def test_a_full_host_forgets_what_was_used_longest_ago(load: Callable[..., Engin
 def test_it_stays_unused_where_computing_is_quicker(
     llama: Path, compile_cache: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(local, "seconds_a_page", lambda *given: (0.002, 0.001))
+    monkeypatch.setattr(host_memory, "seconds_a_page", lambda *given: (0.002, 0.001))
     settings = tiny_models.SMALL | {"model": str(llama), "compile_cache": compile_cache}
     with caplog.at_level("INFO", "podslice"):
         engine = Engine.load(EngineConfig(prefix_cache_host_gib=0.01, **settings))
     try:
         assert engine.stats().host_pages_total == 0
         assert engine.tokens.loops[0].executor._host is None
-        assert "host memory: not used; a page takes 2.00 ms to copy there and back, 1.00 ms to compute" in caplog.text
+        assert "a page takes 2.00 ms to copy there and back, 1.00 ms to compute: not used" in caplog.text
     finally:
         engine.shutdown()
 

@@ -144,6 +144,7 @@ def test_other_refusals_have_the_same_form(chat_server: LocalServer) -> None:
         assert body["error"]["message"] and body["request_id"] == reply.headers["request-id"]
 
 
+DOCUMENT = {"type": "document"}
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "x"}}
 
 
@@ -164,14 +165,14 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
             {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1"}]}]},
             "messages[0].content[0].tool_use_id",
         ),
-        ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "not images or documents"),
+        ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "this server's models read no documents"),
         (
             {
                 "messages": [
-                    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": [IMAGE]}]}
+                    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": [DOCUMENT]}]}
                 ]
             },
-            "messages[0].content[0].content[0].type",
+            "messages[0].content[0].content[0]",
         ),
         ({"system": 5}, "system"),
         ({"system": [IMAGE]}, "system[0].type"),

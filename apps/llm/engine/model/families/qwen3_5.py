@@ -10,10 +10,11 @@ from functools import partial
 from typing import Any
 
 from apps.llm.engine.model.architecture import Architecture
-from apps.llm.engine.model.layers import DeltaNet, LayerSpec, Norm
+from apps.llm.engine.model.layers import Attention, DeltaNet, LayerSpec, Norm
 from apps.llm.engine.model.rope import UnsupportedModel
 
 LINEAR, FULL = "linear_attention", "full_attention"
+SECTIONS = 11, 11, 10
 
 
 def completed(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -52,10 +53,14 @@ def described(arch: Architecture, config: Mapping[str, Any], fused: bool = False
         fused=fused,
     )
 
+    # Of an image's tokens: its row and column turn some pairs, in the place of their position.
+    sections = tuple(config["rope_parameters"].get("mrope_section") or SECTIONS) if not fused else ()
+
     def layer(spec: LayerSpec, kind: str) -> LayerSpec:
         if kind == LINEAR:
             return replace(spec, mixer=linear)
-        return spec.attending(gated=True, gate_in_q=True)
+        assert isinstance(spec.mixer, Attention) and spec.mixer.rope is not None
+        return spec.attending(gated=True, gate_in_q=True, rope=replace(spec.mixer.rope, sections=sections))
 
     return replace(arch, layers=tuple(map(layer, arch.layers, config["layer_types"])))
 

@@ -16,6 +16,7 @@ from apps.llm.engine.model.layers import (
     Norm,
 )
 from apps.llm.engine.model.rope import Rope
+from apps.llm.engine.model.towers.spec import Tower
 
 HEAD_DIM = 16  # the minimum of the CPU attention kernels
 HIDDEN = 64
@@ -50,7 +51,16 @@ def tiny(arch: Architecture, shards: int, layers: int = 2) -> Architecture:
         shards, most // kv_heads, min(each.head_dim for each in arch.attention), arch.intermediate_size, width
     )
     arch = arch.only(arch.few(min(arch.num_layers, layers)))
+    tower = arch.tower and _small(arch.tower, shards, layers)
+    arch = replace(arch, tower=tower)
     return replace(arch, hidden_size=HIDDEN, intermediate_size=width, layers=tuple(map(narrow.layer, arch.layers)))
+
+
+def _small(tower: Tower, shards: int, layers: int) -> Tower:
+    """A narrow tower for the same images."""
+    heads = shards if tower.heads % shards == 0 else 1
+    width = heads * HEAD_DIM
+    return replace(tower, layers=min(tower.layers, layers), width=width, mlp_width=2 * width, heads=heads, out=HIDDEN)
 
 
 @dataclass(frozen=True)

@@ -153,8 +153,11 @@ class AttentionMixer:
         spec, size = self.of_kernel(step.machine.page_size), step.machine.page_size
         rope, rotary = self.spec.rope, None
         if rope is not None:
-            frequencies = rope.inverse_frequencies(spec.head_dim) * 2
-            rotary = step.once((rope, spec.head_dim), lambda: angles(step.batch, size, frequencies, rope.scale))
+            frequencies, axes = rope.inverse_frequencies(spec.head_dim) * 2, rope.axes(spec.head_dim)
+            turning = axes and axes * 2
+            rotary = step.once(
+                (rope, spec.head_dim), lambda: angles(step.batch, size, frequencies, rope.scale, turning)
+            )
         return Positions(step.once(spec, lambda: step.machine.attention.plan(step.batch, spec)), rotary)
 
     def apply(

@@ -33,7 +33,7 @@ BAD_SCHEMA = {"type": "json_schema", "name": "x", "schema": {"type": "no"}}
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
         ({"input": [{"role": "king", "content": "x"}]}, "input[0].role"),
         ({"input": [{"role": "user"}]}, "input[0].content"),
-        ({"input": user({"type": "input_image", "image_url": "x"})}, "input[0].content[0].type"),
+        ({"input": user({"type": "input_image", "image_url": "x"})}, "input[0].content[0].image_url"),
         ({"input": user({"type": "input_text"})}, "input[0].content[0].text"),
         ({"input": [RESULT]}, "input[0].call_id"),
         ({"input": [CALL, RESULT | {"call_id": "b"}]}, "input[1].call_id"),

@@ -1,0 +1,89 @@
+"""The images of one sequence: where its tokens stand, and which of them show what."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from apps.llm.api import Capabilities, PromptImage, RequestError, TokenRequest
+from apps.llm.engine.model.architecture import Architecture
+
+
+def placed(request: TokenRequest, sizes: Capabilities, arch: Architecture, root: bytes) -> "PlacedImages | None":
+    """A request's images; None if it has none. See `PlacedImages` for `root`.
+
+    Raises:
+        RequestError: the engine takes no images, or not so many tokens of them.
+    """
+    images, tower = request.images, arch.tower
+    if not images:
+        return None
+    if tower is None:
+        raise RequestError("messages", "this model reads only text: images are not supported")
+    total = sum({image.digest: image.tokens for image in images}.values())
+    if total > sizes.image_tokens:
+        raise RequestError("messages", f"the images have {total} tokens; one request may have {sizes.image_tokens}")
+    for image in images:
+        wrong = len(image.pixels) != image.tokens * tower.patches_a_token * tower.bytes_a_patch
+        if wrong or not image.tokens or image.end > len(request.prompt_ids):
+            raise RequestError("messages", "an image is not of the size that its tokens say")
+        if image.tokens > sizes.max_image_tokens:
+            raise RequestError(
+                "messages", f"an image has {image.tokens} tokens; at most {sizes.max_image_tokens} are taken"
+            )
+    spatial = any(each.rope is not None and each.rope.sections for each in arch.attention)
+    return PlacedImages(images, spatial, root)
+
+
+class PlacedImages:
+    """Images in a sequence's prompt, in its order.
+
+    Args:
+        spatial: their tokens have rows and columns as positions, and the text after them goes on where the larger of
+            both ends, as Qwen has it (M-RoPE; source: `Qwen3_5Model.get_rope_index` in transformers). If not, all
+            tokens have the places that they stand at.
+        root: what the names of the sequence's pages begin with. Encoded images are shared as far as pages are: the
+            time to a first token tells no caller what others have sent.
+    """
+
+    def __init__(self, images: Sequence[PromptImage], spatial: bool, root: bytes):
+        self.images, self._root = tuple(images), root
+        self.end = images[-1].end
+        """Tokens up to the last image's end."""
+        self._positions = np.tile(np.arange(self.end, dtype=np.int32), (3, 1))  # time, row and column
+        self._after = 0  # what is added to the places of later tokens
+        if spatial:
+            for image in images:
+                self._stand(image)
+        self.rows: dict[bytes, np.ndarray] = {}
+        """Where each image's tokens are kept while the sequence holds them, by its key: see `ImageRows`."""
+
+    def _stand(self, image: PromptImage) -> None:
+        height, width = image.grid
+        first = image.start + self._after
+        row, column = np.divmod(np.arange(height * width, dtype=np.int32), width)
+        self._positions[0, image.start : image.end] = first
+        self._positions[1, image.start : image.end] = first + row
+        self._positions[2, image.start : image.end] = first + column
+        self._after += max(height, width) - image.tokens
+        self._positions[:, image.end :] = np.arange(image.end, self.end, dtype=np.int32) + self._after
+
+    def key(self, image: PromptImage) -> bytes:
+        """What an image is kept by."""
+        return self._root + image.digest
+
+    def within(self, start: int, stop: int) -> list[PromptImage]:
+        """The images that some of these tokens show."""
+        return [image for image in self.images if image.start < stop and image.end > start]
+
+    def seen(self, start: int, stop: int) -> np.ndarray:
+        """Of these tokens: time, row and column, and the row that stands for it, from 1: `[4, stop - start]`."""
+        found = np.zeros((4, stop - start), np.int32)
+        found[:3] = np.arange(start, stop) + self._after
+        known = min(stop, self.end)
+        if start < known:
+            found[:3, : known - start] = self._positions[:, start:known]
+        for image in self.within(start, stop):
+            first, last = max(start, image.start), min(stop, image.end)
+            rows = self.rows[self.key(image)][first - image.start : last - image.start]
+            found[3, first - start : last - start] = rows + 1
+        return found

@@ -1,0 +1,160 @@
+"""Images over HTTP, in three dialects: the text that transformers' model generates after its own chat template."""
+
+import base64
+import io
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import transformers
+from PIL import Image
+
+from apps.llm.http.app import http_app
+from apps.llm.served.text_model import TextModel
+from apps.llm.text import Engine
+from tests.http_servers import served
+from tests.llm.images import seeing_models
+from tests.llm.images.seeing_models import IMAGE, scene
+
+ANSWER = 6
+PICTURES = [scene(61, 40, 24), scene(62, 64, 64), scene(63, 24, 24)]
+
+
+def base64_of(image: Image.Image) -> str:
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def url(image: Image.Image) -> str:
+    return f"data:image/png;base64,{base64_of(image)}"
+
+
+@pytest.fixture(scope="module")
+def client(load_seeing: Callable[..., Engine]) -> Iterator[httpx.Client]:
+    model = TextModel("sees", load_seeing(), step_deadline_s=60)
+    with (
+        served(http_app(model, stored_responses=9)) as address,
+        httpx.Client(base_url=address, timeout=120, trust_env=False) as client,
+    ):
+        yield client
+
+
+def expected(folder: Path, *turns: tuple[str, list[str | Image.Image]]) -> tuple[str, int]:
+    """Transformers' answer to a chat, and how many tokens its prompt has."""
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+    messages = [
+        {
+            "role": role,
+            "content": [{"type": "text", "text": p} if isinstance(p, str) else {"type": "image"} for p in parts],
+        }
+        for role, parts in turns
+    ]
+    images = [part for _, parts in turns for part in parts if not isinstance(part, str)]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    first, *rest = text.split(seeing_models.MARKS[0])
+    for image, more in zip(images, rest, strict=True):  # as its processor does
+        count = np.prod(seeing_models.processor()(images=image)["image_grid_thw"][0]) // 4
+        first += seeing_models.MARKS[0] * count + more
+    ids = tokenizer(first, add_special_tokens=False)["input_ids"]
+    assert ids.count(IMAGE) > 2 * len(images)
+    answer = seeing_models.greedy(seeing_models.make("qwen3_5"), images, ids, ANSWER)
+    return tokenizer.decode(answer, skip_special_tokens=True), len(ids)
+
+
+COMMON = {"model": "sees", "temperature": 0}
+
+
+def openai_answer(client: httpx.Client, messages: list[dict[str, Any]], **more: Any) -> tuple[str, int]:
+    body = COMMON | {"messages": messages, "max_tokens": ANSWER, "min_tokens": ANSWER} | more
+    answer = client.post("/v1/chat/completions", json=body).raise_for_status().json()
+    return answer["choices"][0]["message"]["content"], answer["usage"]["prompt_tokens"]
+
+
+def part(piece: str | Image.Image) -> dict[str, Any]:
+    if isinstance(piece, str):
+        return {"type": "text", "text": piece}
+    return {"type": "image_url", "image_url": {"url": url(piece), "detail": "high"}}
+
+
+def test_openai(client: httpx.Client, seeing: Callable[[str], Path]) -> None:
+    folder = seeing("qwen3_5")
+    first: list[str | Image.Image] = ["what is in ", PICTURES[0], PICTURES[1], " this picture?"]
+    asked = [{"role": "user", "content": [part(piece) for piece in first]}]
+    assert openai_answer(client, asked) == expected(folder, ("user", first))
+    said, again = "the lazy dog", ["and the quick brown ", PICTURES[2]]
+    asked += [{"role": "assistant", "content": said}, {"role": "user", "content": [part(piece) for piece in again]}]
+    turns = expected(folder, ("user", first), ("assistant", [said]), ("user", again))
+    assert openai_answer(client, asked) == turns
+    counted = client.post("/tokenize", json={"model": "sees", "messages": asked}).raise_for_status().json()
+    assert counted["count"] == turns[1]
+
+
+def test_anthropic_and_responses(client: httpx.Client, seeing: Callable[[str], Path]) -> None:
+    text, tokens = expected(seeing("qwen3_5"), ("user", [PICTURES[1], "what is this?"]))
+    source = {"type": "base64", "media_type": "image/png", "data": base64_of(PICTURES[1])}
+    content = [{"type": "image", "source": source}, {"type": "text", "text": "what is this?"}]
+    body = COMMON | {"max_tokens": ANSWER, "messages": [{"role": "user", "content": content}]}
+    answer = client.post("/v1/messages", json=body).raise_for_status().json()
+    assert text.startswith("".join(block["text"] for block in answer["content"]))
+    assert answer["usage"]["input_tokens"] + answer["usage"].get("cache_read_input_tokens", 0) == tokens
+    parts = [{"type": "input_image", "image_url": url(PICTURES[1])}, {"type": "input_text", "text": "what is this?"}]
+    body = COMMON | {"max_output_tokens": ANSWER, "input": [{"role": "user", "content": parts}]}
+    answer = client.post("/v1/responses", json=body).raise_for_status().json()
+    assert text.startswith(answer["output"][-1]["content"][0]["text"]) and answer["usage"]["input_tokens"] == tokens
+    followed = COMMON | {"max_output_tokens": 2, "input": "and now?", "previous_response_id": answer["id"]}
+    answer = client.post("/v1/responses", json=followed).raise_for_status().json()
+    assert answer["usage"]["input_tokens"] > tokens
+
+
+def test_a_tools_result_may_be_an_image(client: httpx.Client) -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    messages = [
+        {"role": "user", "content": "look"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": [part("seen: "), part(PICTURES[0])]},
+    ]
+    _, tokens = openai_answer(client, messages)
+    assert tokens > 15
+
+
+REFUSED = {
+    "another's": (
+        [{"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}],
+        "fetches no images (image_hosts)",
+    ),
+    "a file": ([{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}], "or an http(s) URL"),
+    "broken": (
+        [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}],
+        "no image of a known format",
+    ),
+    "its mark in a text": ([part(PICTURES[0]), part("<|image_pad|>")], "a text has <|image_pad|>"),
+    "too many": ([part(scene(seed, 64, 64)) for seed in range(3)], "one request may have 160"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused(client: httpx.Client, name: str) -> None:
+    content, said = REFUSED[name]
+    answer = client.post("/v1/chat/completions", json=COMMON | {"messages": [{"role": "user", "content": content}]})
+    assert answer.status_code == 400 and said in answer.json()["error"]["message"], answer.text
+    assert answer.json()["error"]["param"].startswith("messages")
+
+
+def test_only_users_and_tools_show_images(client: httpx.Client) -> None:
+    content = [part(PICTURES[0])]
+    messages = [{"role": "system", "content": content}, {"role": "user", "content": "hello"}]
+    answer = client.post("/v1/chat/completions", json=COMMON | {"messages": messages})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "messages[0].content[0].image_url"
+
+
+def test_a_model_of_text_alone_refuses_images(load_seeing: Callable[..., Engine]) -> None:
+    model = TextModel("blind", load_seeing(image_tokens=0), step_deadline_s=60)
+    with served(http_app(model)) as address, httpx.Client(base_url=address, timeout=120, trust_env=False) as client:
+        body = {"model": "blind", "messages": [{"role": "user", "content": [part(PICTURES[0])]}]}
+        answer = client.post("/v1/chat/completions", json=body)
+        assert answer.status_code == 400 and "reads only text, not images" in answer.json()["error"]["message"]
+        assert answer.json()["error"]["param"] == "messages[0].content[0].image_url.url"

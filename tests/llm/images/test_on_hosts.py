@@ -1,0 +1,44 @@
+"""Images on a slice of two hosts, each with a part of the tower and of the decoder: transformers' tokens."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from apps.llm.text import Engine, EngineConfig
+from tests.llm.engine import tiny_models
+from tests.llm.engine.asking import ids, read
+from tests.llm.images import seeing_models
+from tests.llm.images.conftest import SEES
+from tests.llm.images.test_tokens_of_images import ASKED
+from tests.llm.slice.processes import Processes
+
+
+@pytest.mark.slow
+def test_on_two_hosts(seeing: Callable[[str], Path], compile_cache: str) -> None:
+    settings = tiny_models.SMALL | SEES | {"tensor_parallel": 2, "compile_cache": compile_cache}
+    model, slice_ = seeing_models.make("qwen3_5"), Processes(2, 1)
+    engine = Engine.load(EngineConfig(model=str(seeing("qwen3_5")), **settings), slice_)
+    try:
+        generations = {name: asked.submit(engine) for name, asked in ASKED.items()}
+        for name, generation in generations.items():
+            assert ids(read(generation)[0]) == ASKED[name].expected(model), name
+        assert engine.stats().compiles_after_ready == 0
+        q = slice_.bytes_read()[1]["model.visual.blocks.0.attn.qkv.weight"]
+        assert q == 3 * 48 * 48 * 4 // 2, "the second host reads its own heads"
+    finally:
+        engine.shutdown()
+
+
+def test_a_tiny_stand_in_sees(seeing: Callable[[str], Path], compile_cache: str) -> None:
+    """With a narrow tower for the same images, as services are tried without chips."""
+    config = EngineConfig(
+        model=str(seeing("qwen3_5")), tiny=True, compile_cache=compile_cache, **tiny_models.SMALL | SEES
+    )
+    engine = Engine.load(config)
+    try:
+        assert engine.tokens.loops[0].executor.arch.tower.width == 16
+        one, other = (ASKED[name].answer(engine) for name in ("one", "first of all"))
+        assert len(one) == len(other) == 10 and engine.stats().compiles_after_ready == 0
+    finally:
+        engine.shutdown()

@@ -1,0 +1,53 @@
+"""A plan counts what images take of each chip."""
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from apps.llm.engine.executor_protocol import step_shapes
+from apps.llm.engine.model.families.hugging_face import from_hf_config
+from apps.llm.engine.model.families.towers import tower_of
+from apps.plan.llm import architectures, known
+from apps.plan.llm.program import StepPrograms
+from ray_configs.llm import EngineConfig
+
+MODEL = "Qwen/Qwen3.5-27B"
+
+
+def config(**changes: Any) -> EngineConfig:
+    return EngineConfig(**{"model": MODEL, "max_model_len": 4096, "image_tokens": 8192} | changes)
+
+
+def test_the_known_tower_is_that_of_transformers() -> None:
+    import transformers
+
+    vision = transformers.Qwen3_5Config().vision_config.to_dict() | {"out_hidden_size": 5120}
+    text = {"hidden_size": 5120}
+    found = tower_of({"model_type": "qwen3_5", "vision_config": vision, "text_config": text}, {})
+    assert known.TOWERS[MODEL] == found == architectures.find(config()).arch.tower
+
+
+def test_bytes() -> None:
+    """The tower's weights, in bfloat16, and a vector for each token that is kept."""
+    planned = architectures.find(config())
+    mesh = Mesh(np.array(jax.devices()[:1]), ("tensor",))
+    shapes = tuple(step_shapes(planned.config, 4096))
+    programs = StepPrograms(
+        planned.config, replace(planned.arch.only([0, 3]), tower=planned.arch.tower), mesh, shapes, 9
+    )
+    weights = 2 * planned.arch.tower.num_params
+    kept = 8192 * 5120 * 2
+    assert weights + kept < programs.image_bytes() < 1.02 * weights + kept + 2**30
+    blind = replace(programs, arch=replace(programs.arch, tower=None))
+    assert blind.image_bytes() == 0
+    assert {key[0] for key in programs._specs} - {key[0] for key in blind._specs} == {"images", "encode"}
+
+
+def test_a_model_without_a_known_tower_is_refused() -> None:
+    with pytest.raises(ValueError, match="image_tokens: the plan does not know the vision tower of Qwen/Qwen3-8B"):
+        architectures.find(config(model="Qwen/Qwen3-8B"))
+    assert from_hf_config(known.MODELS["Qwen/Qwen3-8B"]).tower is None
