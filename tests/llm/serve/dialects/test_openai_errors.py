@@ -64,7 +64,10 @@ def test_a_bad_completion_names_the_field(llm_url, fields, param):
         ({"messages": []}, "messages"),
         ({"messages": None}, "messages"),
         ({"messages": [{"role": "king", "content": "x"}]}, "messages[0].role"),
-        ({"messages": [*HELLO, {"role": "user", "content": [{"type": "image_url"}]}]}, "messages[1].content[0].image_url"),
+        (
+            {"messages": [*HELLO, {"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages[1].content[0].image_url",
+        ),
         ({"messages": [{"role": "user", "content": "x " * 3000}]}, "messages"),
         ({"max_completion_tokens": 5000}, "max_completion_tokens"),
         ({"top_logprobs": 2}, "top_logprobs"),
