@@ -90,13 +90,18 @@ class PromptImage(msgspec.Struct, frozen=True):
     """An image in a prompt, as a model sees it. Its tokens are one after another, row by row."""
 
     start: int  # the place of its first token
-    grid: tuple[int, int]  # rows and columns of its tokens
+    grid: tuple[int, int]  # rows and columns of its parts, each a token
     pixels: bytes  # of its patches, a token's together: [patches, channels, patch, patch] uint8
     digest: bytes  # of its grid and pixels
+    breaks: int = 0  # tokens after each row, which show nothing of it
+
+    @property
+    def parts(self) -> int:
+        return self.grid[0] * self.grid[1]
 
     @property
     def tokens(self) -> int:
-        return self.grid[0] * self.grid[1]
+        return self.grid[0] * (self.grid[1] + self.breaks)
 
     @property
     def end(self) -> int:

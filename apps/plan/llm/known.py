@@ -5,7 +5,8 @@ The fields are those of each model's config.json on the Hugging Face hub, as far
 
 from typing import Any
 
-from apps.llm.engine.model.towers.spec import Tower
+from apps.llm.engine.model.families.towers import CLIP
+from apps.llm.engine.model.towers.spec import Pixels, PixtralVision, QwenVision, Tower
 
 Config = dict[str, Any]
 
@@ -209,12 +210,19 @@ MODELS: dict[str, Config] = {
 }
 """Base models by their hub id. Their tuned siblings have the same sizes."""
 
-TOWERS = {
-    "Qwen/Qwen3.5-27B": Tower(
+TOWERS: dict[str, Tower] = {
+    "Qwen/Qwen3.5-27B": QwenVision(
         layers=27, width=1152, mlp_width=4304, heads=16, out=5120, patch=16, frames=2, merge=2, grid=48
-    )
+    ),
+    "mistralai/Mistral-Small-3.1-24B-Base-2503": PixtralVision(
+        **{"layers": 24, "width": 1024, "mlp_width": 4096, "heads": 16, "out": 5120, "patch": 14, "merge": 2},
+        activation="gelu",
+        eps=1e-5,
+        bias=False,
+        pixels=Pixels(mean=CLIP[0], std=CLIP[1]),
+    ),
 }
-"""Vision towers of some of them. Source: the defaults of Qwen3_5VisionConfig in transformers."""
+"""Vision towers of some of them. Source: the defaults of Qwen3_5VisionConfig and Mistral3Config in transformers."""
 
 _SUFFIXES = ("-instruct", "-it", "-chat", "-base", "-hf")
 

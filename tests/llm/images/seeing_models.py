@@ -9,6 +9,7 @@ import tokenizers
 import torch
 import transformers
 from PIL import Image
+from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from apps.llm.api import PromptImage
@@ -16,9 +17,9 @@ from tests.llm.engine.tiny_models import HIDDEN, QWEN35, SIZES
 
 WORDS = 290
 WRITTEN = "what is in this picture? the quick brown fox and the lazy dog are in the picture, and what colour are they. "
-IMAGE, VIDEO, BEGIN, END = range(WORDS, WORDS + 4)
+IMAGE, VIDEO, BEGIN, END, ROW_END, IMAGE_END = range(WORDS, WORDS + 6)
 """Tokens: what stands for an image's, and what is around them."""
-MARKS = ["<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"]
+MARKS = ["<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>", "[IMG_BREAK]", "[IMG_END]"]
 TEMPLATE = """
 {%- macro shown(content) -%}
 {%- if content is string -%}{{ content }}
@@ -41,6 +42,15 @@ VISION: dict[str, Any] = {
     "out_hidden_size": HIDDEN,
     "num_position_embeddings": 36,
 }
+PIXTRAL: dict[str, Any] = {
+    "model_type": "pixtral",
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "patch_size": 4,
+    "image_size": 64,
+}
 PROCESSOR: dict[str, Any] = {
     "patch_size": 4,
     "merge_size": 2,
@@ -53,6 +63,7 @@ MOE = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5": ("Qwen3_5", QWEN35),
     "qwen3_5_moe": ("Qwen3_5Moe", QWEN35 | MOE),
+    "mistral3": ("Mistral3", {"model_type": "mistral", "head_dim": 16, "sliding_window": None}),
 }
 
 
@@ -60,23 +71,23 @@ def make(family: str, seed: int = 0) -> transformers.PreTrainedModel:
     """A float32 model in which every weight matters."""
     kind, text = FAMILIES[family]
     rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75, "mrope_section": [4, 4, 4]}
-    config = getattr(transformers, f"{kind}Config")(
-        text_config=SIZES | text | {"rope_parameters": rope},
-        vision_config=VISION,
-        image_token_id=IMAGE,
-        video_token_id=VIDEO,
-        vision_start_token_id=BEGIN,
-        vision_end_token_id=END,
-    )
+    if family == "mistral3":
+        more: dict[str, Any] = {"vision_config": PIXTRAL, "image_token_index": IMAGE, "multimodal_projector_bias": True}
+        more["tie_word_embeddings"] = False  # or the likeliest token would be the last one
+    else:
+        text = text | {"rope_parameters": rope}
+        marks = {"video_token_id": VIDEO, "vision_start_token_id": BEGIN, "vision_end_token_id": END}
+        more = {"vision_config": VISION, "image_token_id": IMAGE, **marks}
+    config = getattr(transformers, f"{kind}Config")(text_config=SIZES | text, **more)
     config._attn_implementation = "eager"
     model = transformers.AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
     random = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             noise = torch.randn(weight.shape, generator=random)
-            tower = ".visual." in name
-            if name.endswith(("norm.weight", "norm1.weight", "norm2.weight")):
-                weight.copy_(noise * 0.3 + (1.0 if tower or "linear_attn" in name else 0.0))
+            plain = family == "mistral3" or ".visual." in name or "linear_attn" in name
+            if name.endswith(("norm.weight", "norm1.weight", "norm2.weight", "ln_pre.weight")):
+                weight.copy_(noise * 0.3 + (1.0 if plain else 0.0))
             elif name.endswith(("bias", "A_log", "conv1d.weight")):
                 weight.copy_(noise * 0.5)
             elif name.endswith("experts.down_proj"):
@@ -91,7 +102,7 @@ def make(family: str, seed: int = 0) -> transformers.PreTrainedModel:
 def save(family: str, folder: Path) -> Path:
     """The model, its image processor and a tokenizer."""
     make(family).save_pretrained(folder)
-    processor().save_pretrained(folder)
+    processor(family).save_pretrained(folder)
     save_tokenizer(folder)
     return folder
 
@@ -114,8 +125,11 @@ def save_tokenizer(folder: Path) -> None:
     fast.save_pretrained(folder)
 
 
-def processor(**changes: Any) -> Qwen2VLImageProcessorPil:
+def processor(family: str = "qwen3_5", **changes: Any) -> Any:
     """Transformers' own, without torchvision."""
+    if family == "mistral3":
+        same = {name: PROCESSOR[name] for name in ("image_mean", "image_std")}
+        return PixtralImageProcessorPil(**({"patch_size": 8, "size": {"longest_edge": 64}} | same | changes))
     return Qwen2VLImageProcessorPil(**(PROCESSOR | changes))
 
 
@@ -128,28 +142,41 @@ def scene(seed: int, width: int, height: int) -> Image.Image:
     return Image.fromarray(pixels)
 
 
-def prompt(images: Sequence[Image.Image], texts: Sequence[Sequence[int]]) -> tuple[list[int], list[PromptImage]]:
+def prompt(
+    images: Sequence[Image.Image], texts: Sequence[Sequence[int]], family: str = "qwen3_5"
+) -> tuple[list[int], list[PromptImage]]:
     """Token ids of the texts with an image after each but the last, and the images as the engine takes them."""
     ids, placed = list(texts[0]), []
     for image, text in zip(images, texts[1:], strict=True):
-        given = processor()(images=image, do_rescale=False, do_normalize=False)
-        (_, rows, columns), patches = given["image_grid_thw"][0], np.asarray(given["pixel_values"])
-        pixels = patches.reshape(len(patches), 3, 2, -1)[:, :, 0].astype(np.uint8).tobytes()
+        given = processor(family)(images=image, do_rescale=False, do_normalize=False)
+        values = np.asarray(given["pixel_values"])
+        if family == "mistral3":
+            rows, columns = (size // 4 for size in values.shape[2:])
+            squares = values.reshape(3, rows // 2, 2, 4, columns // 2, 2, 4).transpose(1, 4, 2, 5, 0, 3, 6)
+        else:
+            _, rows, columns = given["image_grid_thw"][0]
+            squares = values.reshape(len(values), 3, 2, -1)[:, :, 0]
+        pixels, grid = squares.astype(np.uint8).tobytes(), (int(rows) // 2, int(columns) // 2)
         ids.append(BEGIN)
-        grid = int(rows) // 2, int(columns) // 2
-        placed.append(PromptImage(len(ids), grid, pixels, repr(grid).encode() + pixels[:64]))
-        ids += [IMAGE] * placed[-1].tokens + [END, *text]
+        placed.append(PromptImage(len(ids), grid, pixels, repr(grid).encode() + pixels[:64], int(family == "mistral3")))
+        if family == "mistral3":  # source: PixtralProcessor.replace_image_token
+            ids += ([IMAGE] * grid[1] + [ROW_END]) * (grid[0] - 1) + [IMAGE] * grid[1] + [IMAGE_END]
+        else:
+            ids += [IMAGE] * (grid[0] * grid[1])
+        ids += [END, *text]
     return ids, placed
 
 
-def inputs(images: Sequence[Image.Image], ids: Sequence[int]) -> dict[str, torch.Tensor]:
+def inputs(images: Sequence[Image.Image], ids: Sequence[int], family: str) -> dict[str, Any]:
     """What transformers' model takes."""
-    given = processor()(images=list(images), return_tensors="pt") if images else {}
+    given = processor(family)(images=list(images), return_tensors="pt") if images else {}
     tokens = torch.tensor([list(ids)])
-    return {"input_ids": tokens, "mm_token_type_ids": (tokens == IMAGE).int(), **given}
+    kinds = {} if family == "mistral3" else {"mm_token_type_ids": (tokens == IMAGE).int()}
+    return {"input_ids": tokens, **kinds, **given}
 
 
 def greedy(model: Any, images: Sequence[Image.Image], ids: Sequence[int], count: int) -> list[int]:
     """Transformers' likeliest tokens after these."""
-    made = model.generate(**inputs(images, ids), do_sample=False, max_new_tokens=count, min_new_tokens=count)
+    given = inputs(images, ids, model.config.model_type)
+    made = model.generate(**given, do_sample=False, max_new_tokens=count, min_new_tokens=count)
     return made[0, len(ids) :].tolist()

@@ -12,6 +12,8 @@ import pytest
 import transformers
 from PIL import Image
 
+from apps.llm.chat.conversation import ChatRequest, Conversation
+from apps.llm.chat.images import SentImage
 from apps.llm.http.app import http_app
 from apps.llm.served.text_model import TextModel
 from apps.llm.text import Engine
@@ -63,6 +65,21 @@ def expected(folder: Path, *turns: tuple[str, list[str | Image.Image]]) -> tuple
     assert ids.count(IMAGE) > 2 * len(images)
     answer = seeing_models.greedy(seeing_models.make("qwen3_5"), images, ids, ANSWER)
     return tokenizer.decode(answer, skip_special_tokens=True), len(ids)
+
+
+def test_a_prompt_with_ends_of_rows(load_seeing: Callable[..., Engine], seeing: Callable[[str], Path]) -> None:
+    """Mistral 3's. The oracle is PixtralProcessor, with the model's tokenizer."""
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(seeing("mistral3"))
+    image = seeing_models.processor("mistral3")
+    processor = transformers.PixtralProcessor(image, tokenizer, 4, 2, image_token=seeing_models.MARKS[0])
+    text = f"[user] see <|vision_start|>{seeing_models.MARKS[0]}<|vision_end|> and\n[assistant]"
+    wanted = processor(text=text, images=[PICTURES[0]], add_special_tokens=False)["input_ids"][0]
+    talk = Conversation()
+    talk.say("user", "see " + talk.shown(SentImage(base64_of(PICTURES[0]), "messages[0]")) + " and")
+    ids, _ = load_seeing("mistral3").chat(ChatRequest(talk.messages, images=talk.images))
+    assert list(ids) == list(wanted) and ids.count(seeing_models.ROW_END) > 1
+    (placed,) = ids.images
+    assert ids[placed.end - 1] == seeing_models.IMAGE_END and ids[placed.start] == IMAGE
 
 
 COMMON = {"model": "sees", "temperature": 0}

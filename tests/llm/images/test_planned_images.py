@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+import transformers
 from jax.sharding import Mesh
 
 from apps.llm.engine.executor_protocol import step_shapes
@@ -22,13 +23,14 @@ def config(**changes: Any) -> EngineConfig:
     return EngineConfig(**{"model": MODEL, "max_model_len": 4096, "image_tokens": 8192} | changes)
 
 
-def test_the_known_tower_is_that_of_transformers() -> None:
-    import transformers
-
+def test_the_known_towers_are_those_of_transformers() -> None:
     vision = transformers.Qwen3_5Config().vision_config.to_dict() | {"out_hidden_size": 5120}
     text = {"hidden_size": 5120}
     found = tower_of({"model_type": "qwen3_5", "vision_config": vision, "text_config": text}, {})
     assert known.TOWERS[MODEL] == found == architectures.find(config()).arch.tower
+    mistral = "mistralai/Mistral-Small-3.1-24B-Base-2503"
+    found = tower_of(transformers.Mistral3Config().to_dict(), {})
+    assert known.TOWERS[mistral] == found == architectures.find(config(model=mistral)).arch.tower
 
 
 def test_bytes() -> None:

@@ -40,14 +40,16 @@ def turned(image: Image.Image, orientation: int) -> bytes:
     return in_file(image, "JPEG", exif=exif)
 
 
-@pytest.fixture(scope="module")
-def reader(seeing: Callable[[str], Path]) -> ImageReader:
+def reader_of(folder: Path) -> ImageReader:
     limits = {name: SEES[name] for name in ("image_tokens", "max_image_tokens")}
-    found = ImageReader.of(
-        Checkpoint(str(seeing("qwen3_5"))), lambda token: seeing_models.MARKS[0], replace(SIZES, **limits)
-    )
+    found = ImageReader.of(Checkpoint(str(folder)), lambda token: seeing_models.MARKS[0], replace(SIZES, **limits))
     assert found is not None
     return found
+
+
+@pytest.fixture(scope="module")
+def reader(seeing: Callable[[str], Path]) -> ImageReader:
+    return reader_of(seeing("qwen3_5"))
 
 
 random = np.random.default_rng(7)
@@ -81,6 +83,35 @@ def test_pixels(reader: ImageReader, tmp_path: Path, name: str) -> None:
     mean, std = (np.array(PROCESSOR[each], np.float32).reshape(3, 1, 1) for each in ("image_mean", "image_std"))
     values = np.repeat((bytes_ / np.float32(255) - mean) / std, 2, axis=2)
     np.testing.assert_array_equal(values.reshape(len(bytes_), -1), expected["pixel_values"])
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_pixels_for_pixtral(seeing: Callable[[str], Path], tmp_path: Path, name: str) -> None:
+    (tmp_path / "image").write_bytes(FILES[name])
+    expected = seeing_models.processor("mistral3")(images=load_image(str(tmp_path / "image")))["pixel_values"][0]
+    (found,) = reader_of(seeing("mistral3")).read([sent(FILES[name])], lambda: None)
+    rows, columns = found.grid
+    assert (rows * 8, columns * 8) == expected.shape[1:]
+    patches = np.frombuffer(found.pixels, np.uint8).reshape(rows, columns, 2, 2, 3, 4, 4)
+    bytes_ = patches.transpose(4, 0, 2, 5, 1, 3, 6).reshape(expected.shape).astype(np.float32)
+    mean, std = (np.array(PROCESSOR[each], np.float32).reshape(3, 1, 1) for each in ("image_mean", "image_std"))
+    np.testing.assert_array_equal((bytes_ / np.float32(255) - mean) / std, expected)
+
+
+def test_sizes_for_pixtral(seeing: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As large as fits, in the model's own steps."""
+    monkeypatch.setattr("apps.llm.text.images.reader.LOW_DETAIL", 12)
+    reader = reader_of(seeing("mistral3"))
+    for size in ((500, 300), (30, 400), (64, 64), (5, 5)):
+        image = scene(1, *size)
+        whole, small = reader.read([sent(in_file(image)), sent(in_file(image), "low")], lambda: None)
+
+        def grid(edge: int, image: Image.Image = image) -> tuple[int, ...]:
+            pixels = seeing_models.processor("mistral3", size={"longest_edge": edge})(images=image)["pixel_values"]
+            return tuple(side // 8 for side in pixels.shape[2:])
+
+        assert whole.grid == grid(64)
+        assert small.grid == next(found for found in map(grid, range(64, 7, -8)) if found[0] * found[1] <= 12)
 
 
 def test_detail_and_size(reader: ImageReader, monkeypatch: pytest.MonkeyPatch) -> None:

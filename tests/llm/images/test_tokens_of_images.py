@@ -1,7 +1,7 @@
 """Answers about images, token for token as transformers' model and processor give them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -26,10 +26,11 @@ class Asked:
 
     images: list[Image.Image]
     texts: list[list[int]]
+    family: str = "qwen3_5"
 
     @property
     def prompt(self) -> SeenTokens:
-        return SeenTokens(*seeing_models.prompt(self.images, self.texts))
+        return SeenTokens(*seeing_models.prompt(self.images, self.texts, self.family))
 
     def submit(self, engine: Engine, **more: Any) -> Generation:
         params = SamplingParams(**{"max_tokens": ANSWER, "min_tokens": ANSWER, "temperature": 0.0} | more)
@@ -59,15 +60,16 @@ def models() -> Callable[[str], Any]:
     return lambda family: made.setdefault(family, seeing_models.make(family))
 
 
-@pytest.mark.parametrize("family", ["qwen3_5", pytest.param("qwen3_5_moe", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("family", ["qwen3_5", pytest.param("qwen3_5_moe", marks=pytest.mark.slow), "mistral3"])
 def test_alone_and_in_company(load_seeing: Load, models: Callable[[str], Any], family: str) -> None:
     """Prompts are computed in chunks of 16 tokens, which begin and end within images."""
     engine, model = load_seeing(family), models(family)
-    expected = {name: asked.expected(model) for name, asked in ASKED.items()}
-    assert len({tuple(answer) for answer in expected.values()}) >= len(ASKED) - 1, "they must be told apart"
-    for name, asked in ASKED.items():
+    every = {name: replace(asked, family=family) for name, asked in ASKED.items()}
+    expected = {name: asked.expected(model) for name, asked in every.items()}
+    assert len({tuple(answer) for answer in expected.values()}) >= len(every) - 1, "they must be told apart"
+    for name, asked in every.items():
         assert asked.answer(engine) == expected[name], name
-    together = {name: asked.submit(engine) for name, asked in ASKED.items()}
+    together = {name: asked.submit(engine) for name, asked in every.items()}
     for name, generation in together.items():
         assert ids(read(generation)[0]) == expected[name], name
     assert engine.stats().compiles_after_ready == 0

@@ -14,7 +14,8 @@ from apps.arrays.programs import ProgramSet, ProgramSpec, zeros
 from apps.llm.api import PromptImage
 from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.model.param import Params
-from apps.llm.engine.model.towers.qwen import QUERIES, Patches, QwenTower
+from apps.llm.engine.model.towers.blocks import QUERIES, Patches
+from apps.llm.engine.model.towers.choice import AnyTower, tower_for
 from apps.llm.engine.model.towers.spec import Tower
 from ray_configs.llm import EngineConfig
 
@@ -74,11 +75,11 @@ class EncodingSizes:
         """Some images after another, as many as a call takes."""
         some, count = list[tuple[PromptImage, np.ndarray]](), 0
         for image, rows in images:
-            if some and count + image.tokens > self.most:
+            if some and count + image.parts > self.most:
                 yield self._packed(some, count)
                 some, count = [], 0
             some.append((image, rows))
-            count += image.tokens
+            count += image.parts
         if some:
             yield self._packed(some, count)
 
@@ -101,15 +102,15 @@ class EncodingSizes:
         inner_row, inner_column = np.divmod(np.arange(each), merge)
         first = 0
         for number, (image, own) in enumerate(images):
-            row, column = np.divmod(np.arange(image.tokens), image.grid[1])
-            here = slice(first * each, (first + image.tokens) * each)
+            row, column = np.divmod(np.arange(image.parts), image.grid[1])
+            here = slice(first * each, (first + image.parts) * each)
             patches[0, here] = (row[:, None] * merge + inner_row).reshape(-1)
             patches[1, here] = (column[:, None] * merge + inner_column).reshape(-1)
             patches[2:4, here] = np.multiply(image.grid, merge)[:, None]
             patches[4, here] = number
             call.pixels[here] = np.frombuffer(image.pixels, np.uint8).reshape(-1, self.tower.bytes_a_patch)
-            rows[first : first + image.tokens] = own
-            first += image.tokens
+            rows[first : first + image.parts] = own
+            first += image.parts
         return call
 
     def bytes_needed(self, itemsize: int) -> int:
@@ -126,7 +127,7 @@ class EncodingSizes:
     def listed(self, weights: Params, kept: Any) -> Iterator[ProgramSpec]:
         """`("images",)`, which makes what keeps them, and `("encode", tokens)` for each size."""
         yield ProgramSpec(("images",), partial(zeros, kept), (), out_shardings=kept.sharding)
-        tower = QwenTower(self.tower, kept.sharding.mesh.size, kept.dtype)
+        tower = tower_for(self.tower, kept.sharding.mesh.size, kept.dtype)
         for tokens in self.tokens:
             call = self.empty(tokens)
             given = [jax.ShapeDtypeStruct(part.shape, part.dtype, sharding=kept.sharding) for part in call[1:]]
@@ -136,7 +137,7 @@ class EncodingSizes:
 
 
 def encode(
-    tower: QwenTower, tokens: int, weights: Params, kept: jax.Array, numbers: jax.Array, pixels: jax.Array
+    tower: AnyTower, tokens: int, weights: Params, kept: jax.Array, numbers: jax.Array, pixels: jax.Array
 ) -> jax.Array:
     """`kept` with the tokens of these images in their rows."""
     patches = numbers[: 5 * len(pixels)].reshape(5, -1)

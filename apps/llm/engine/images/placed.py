@@ -19,16 +19,16 @@ def placed(request: TokenRequest, sizes: Capabilities, arch: Architecture, root:
         return None
     if tower is None:
         raise RequestError("messages", "this model reads only text: images are not supported")
-    total = sum({image.digest: image.tokens for image in images}.values())
+    total = sum({image.digest: image.parts for image in images}.values())
     if total > sizes.image_tokens:
         raise RequestError("messages", f"the images have {total} tokens; one request may have {sizes.image_tokens}")
     for image in images:
-        wrong = len(image.pixels) != image.tokens * tower.patches_a_token * tower.bytes_a_patch
-        if wrong or not image.tokens or image.end > len(request.prompt_ids):
+        wrong = len(image.pixels) != image.parts * tower.patches_a_token * tower.bytes_a_patch
+        if wrong or image.breaks != tower.breaks or not image.parts or image.end > len(request.prompt_ids):
             raise RequestError("messages", "an image is not of the size that its tokens say")
-        if image.tokens > sizes.max_image_tokens:
+        if image.parts > sizes.max_image_tokens:
             raise RequestError(
-                "messages", f"an image has {image.tokens} tokens; at most {sizes.max_image_tokens} are taken"
+                "messages", f"an image has {image.parts} tokens; at most {sizes.max_image_tokens} are taken"
             )
     spatial = any(each.rope is not None and each.rope.sections for each in arch.attention)
     return PlacedImages(images, spatial, root)
@@ -84,6 +84,8 @@ class PlacedImages:
             found[:3, : known - start] = self._positions[:, start:known]
         for image in self.within(start, stop):
             first, last = max(start, image.start), min(stop, image.end)
-            rows = self.rows[self.key(image)][first - image.start : last - image.start]
-            found[3, first - start : last - start] = rows + 1
+            row, column = np.divmod(np.arange(first - image.start, last - image.start), image.grid[1] + image.breaks)
+            part, shown = row * image.grid[1] + column, column < image.grid[1]
+            rows = self.rows[self.key(image)][np.where(shown, part, 0)] + 1
+            found[3, first - start : last - start] = np.where(shown, rows, 0)
         return found

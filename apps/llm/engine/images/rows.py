@@ -30,11 +30,11 @@ class ImageRows:
         wanted = {images.key(image): image for image in images.images if image.end > computed}
         self._use(wanted)  # first, so that none of them makes room for another
         missing = {key: image for key, image in wanted.items() if key not in self._rows}
-        if not self._make_room(sum(image.tokens for image in missing.values())):
+        if not self._make_room(sum(image.parts for image in missing.values())):
             self._leave(wanted)
             return False
         for key, image in missing.items():
-            self._rows[key] = np.array([self._free.pop() for _ in range(image.tokens)], np.int32)
+            self._rows[key] = np.array([self._free.pop() for _ in range(image.parts)], np.int32)
         images.rows = {key: self._rows[key] for key in wanted}
         return True
 

@@ -11,7 +11,7 @@ from apps.llm.engine.model.layers import LayerSpec
 from apps.llm.engine.model.mixers.choice import mixer_of
 from apps.llm.engine.model.param import Param, Params, norm_weight, stream_norm, tensor
 from apps.llm.engine.model.split import Split
-from apps.llm.engine.model.towers.qwen import QwenTower
+from apps.llm.engine.model.towers.choice import tower_for
 
 
 def declare(arch: Architecture, split: Split) -> Params:
@@ -43,7 +43,7 @@ class _Declaration:
         if not arch.tied_embeddings:
             tree["lm_head"] = Param(table, ("vocab", "embed"), tensor("lm_head.weight", *table), matrix=True)
         if arch.tower is not None:
-            tree["tower"] = QwenTower(arch.tower, self.split.devices).declare()
+            tree["tower"] = tower_for(arch.tower, self.split.devices).declare()
         if arch.head_bias:
             source = tensor("lm_head.bias", arch.vocab_size)
             tree["lm_head_bias"] = Param(table[:1], ("vocab",), source, constant=0.0, wide=True)

@@ -40,11 +40,12 @@ DECODER_PREFIXES = {
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
     **{name: f"model.{name}" for name in ("layers.", "embed_tokens.", "norm.")},
+    **{name: f"model.{name}" for name in ("visual.", "vision_tower.", "multi_modal_projector.")},
 }
-"""How the decoder's tensors begin elsewhere, and in a checkpoint of a causal language model.
+"""How tensors begin elsewhere, and in a checkpoint of a causal language model, or of one that transformers has saved.
 
-Beside a vision tower transformers writes `language_model.`; the first is how it names them in memory. The last three
-are those of a model without a head, such as one for embeddings (Qwen3-Embedding).
+Beside a vision tower transformers writes `language_model.`; the first is how it names them in memory. The next
+three are those of a model without a head, such as one for embeddings (Qwen3-Embedding), the last those of towers.
 """
 OF_DECODER = "model.layers.", "model.embed_tokens", "model.per_layer_", "model.norm.", "lm_head."
 EMBEDDINGS, HEAD, CLASSIFIER = "model.embed_tokens.weight", "lm_head.weight", "score.weight"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.model.families import lm_cloud
 from apps.llm.engine.model.families.tiny import generic, tiny
-from apps.llm.engine.model.families.towers import QWEN, tower_of
+from apps.llm.engine.model.families.towers import SEEING, tower_of
 from apps.llm.engine.model.rope import UnsupportedModel
 from apps.llm.engine.model.towers.spec import Tower
 from apps.llm.engine.weights.checkpoint import Checkpoint
@@ -112,7 +112,7 @@ def tower_in(checkpoint: Checkpoint) -> Tower:
     if (found := tower_of(config, checkpoint.image_processor())) is None:
         raise ValueError(
             f"image_tokens: images are not supported for this model (model_type {config.get('model_type')!r}); "
-            f"leave it out, or use a model of {', '.join(QWEN)} with a vision_config"
+            f"leave it out, or use a model of {', '.join(SEEING)} with a vision_config"
         )
     return found
 

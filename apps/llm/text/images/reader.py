@@ -1,23 +1,19 @@
 """Makes a model's input of images: its processor's pixels, and the tokens that stand for them."""
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from itertools import groupby
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import numpy as np
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from apps.llm.api import Capabilities, PromptImage, RequestError
 from apps.llm.chat.images import SentImage
 from apps.llm.engine.weights.checkpoint import Checkpoint
 from apps.llm.text.images.fetching import fetched
 from apps.llm.text.images.opening import decoded, opened
+from apps.llm.text.images.processors import ImageProcessor, processor_for
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-TYPES = "image_processor_type", "processor_class"
-"""Fields that are no settings of a processor."""
 LOW_DETAIL = 256
 """Tokens of an image with `detail: low`."""
 
@@ -28,9 +24,10 @@ class ReadImage(NamedTuple):
     grid: tuple[int, int]
     pixels: bytes
     digest: bytes
+    breaks: int
 
     @property
-    def tokens(self) -> int:
+    def parts(self) -> int:
         return self.grid[0] * self.grid[1]
 
 
@@ -43,26 +40,19 @@ class SeenTokens(list[int]):
 
 
 class ImageReader:
-    """Reads images for a model of Qwen's.
+    """Reads images for a model.
 
     Args:
-        settings: of preprocessor_config.json.
         token: what stands for an image in a prompt, as its chat template writes it, and its id.
         sizes: of the engine.
         hosts: from which images are fetched.
     """
 
     def __init__(
-        self, settings: Mapping[str, Any], token: tuple[str, int], sizes: Capabilities, hosts: Sequence[str] = ()
+        self, processor: ImageProcessor, token: tuple[str, int], sizes: Capabilities, hosts: Sequence[str] = ()
     ):
-        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-
-        self._token, self._id = token
+        self._processor, (self._token, self._id) = processor, token
         self._sizes, self._hosts = sizes, frozenset(hosts)
-        self._processor = Qwen2VLImageProcessorPil(**settings)
-        self._merge: int = self._processor.merge_size
-        self._frames: int = self._processor.temporal_patch_size
-        self._pixels_a_token: int = (self._processor.patch_size * self._merge) ** 2
 
     @classmethod
     def of(
@@ -75,12 +65,14 @@ class ImageReader:
         """Of the checkpoint's files; None for an engine that takes no images."""
         if checkpoint is None or not sizes.image_tokens:
             return None
-        token = checkpoint.json("config.json").get("image_token_id")
+        config = checkpoint.json("config.json")
+        token = config.get("image_token_id", config.get("image_token_index"))
         written = spelling(token) if isinstance(token, int) else None
         if written is None:
             raise ValueError(f"image_tokens: config.json's image_token_id {token!r} is no token of the tokenizer")
-        settings = checkpoint.image_processor()
-        return cls({name: settings[name] for name in settings if name not in TYPES}, (written, token), sizes, hosts)
+        beside = checkpoint.json("processor_config.json", required=False) or {}
+        processor = processor_for(config, checkpoint.image_processor(), beside)
+        return cls(processor, (written, token), sizes, hosts)
 
     def read(self, sent: Sequence[SentImage], going: Callable[[], None]) -> list[ReadImage]:
         """The images, in their order.
@@ -96,7 +88,7 @@ class ImageReader:
             going()
             with opened(self._file(image), image.field) as content:
                 found.append(self._read(content, image))
-            total = sum({each.digest: each.tokens for each in found}.values())
+            total = sum({each.digest: each.parts for each in found}.values())
             if total > self._sizes.image_tokens:
                 raise RequestError(
                     image.field,
@@ -116,18 +108,12 @@ class ImageReader:
 
     def _read(self, image: "Image", sent: SentImage) -> ReadImage:
         most = min(self._sizes.max_image_tokens, LOW_DETAIL if sent.detail == "low" else self._sizes.max_image_tokens)
-        size = dict(self._processor.size)
-        size["longest_edge"] = min(size["longest_edge"], most * self._pixels_a_token)
-        size["shortest_edge"] = min(size["shortest_edge"], size["longest_edge"])
         try:
-            given = self._processor(images=image, size=size, do_rescale=False, do_normalize=False)
+            grid, pixels = self._processor.patches(image, most)
         except ValueError as error:  # far longer than wide
             raise RequestError(sent.field, f"{sent.field}: the model's processor refuses the image: {error}") from error
-        patches, (_, rows, columns) = np.asarray(given["pixel_values"]), np.asarray(given["image_grid_thw"])[0].tolist()
-        grid = rows // self._merge, columns // self._merge
-        # A patch is [channels, frames, patch, patch], and all frames are the same.
-        pixels = patches.reshape(len(patches), 3, self._frames, -1)[:, :, 0].astype(np.uint8).tobytes()
-        return ReadImage(grid, pixels, hashlib.blake2b(repr(grid).encode() + pixels, digest_size=16).digest())
+        digest = hashlib.blake2b(repr(grid).encode() + pixels, digest_size=16).digest()
+        return ReadImage(grid, pixels, digest, self._processor.breaks)
 
     def expanded(self, prompt: str, images: Sequence[ReadImage]) -> str:
         """A rendered chat, with a token for each of an image's.
@@ -142,16 +128,18 @@ class ImageReader:
                 f"messages: the prompt has {len(texts) - 1} places for {len(images)} images: the model's chat "
                 f"template does not show them all, or a text has {self._token}, which stands for one",
             )
-        return texts[0] + "".join(self._token * image.tokens + text for image, text in zip(images, texts[1:]))
+        written = (self._processor.written(self._token, image.grid) for image in images)
+        return texts[0] + "".join(places + text for places, text in zip(written, texts[1:]))
 
     def placed(self, ids: Sequence[int], images: Sequence[ReadImage]) -> SeenTokens:
         """The prompt's tokens with the images in their places. Raises RequestError if they do not fit them."""
-        places, at = list[tuple[int, int]](), 0
-        for token, run in groupby(ids):
-            count = len(list(run))
-            if token == self._id:
-                places.append((at, count))
-            at += count
-        if [count for _, count in places] != [image.tokens for image in images]:
-            raise RequestError("messages", "messages: the model's tokenizer does not keep its images apart")
-        return SeenTokens(ids, [PromptImage(start, *image) for (start, _), image in zip(places, images)])
+        placed, at, left = list[PromptImage](), 0, list(ids)
+        try:
+            for image in images:
+                placed.append(PromptImage(left.index(self._id, at), *image))
+                at = placed[-1].end
+                if left[placed[-1].start : at].count(self._id) != image.parts:
+                    raise ValueError("its tokens are not together")
+        except ValueError as error:
+            raise RequestError("messages", "messages: the model's tokenizer does not keep its images apart") from error
+        return SeenTokens(ids, placed)

@@ -1,15 +1,21 @@
 """Reads a vision tower from a checkpoint's config.json, and how images become its input from its preprocessor's.
 
-Sources: Qwen3_5VisionConfig and Qwen2VLImageProcessor in transformers.
+Sources: Qwen3_5VisionConfig, PixtralVisionConfig, Mistral3Config and their image processors in transformers.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from apps.llm.engine.model.rope import UnsupportedModel
-from apps.llm.engine.model.towers.spec import Pixels, Tower
+from apps.llm.engine.model.towers.spec import Pixels, PixtralVision, QwenVision, Tower
 
 QWEN = "qwen3_5", "qwen3_5_moe"
+SEEING = *QWEN, "mistral3"
+"""Families whose towers are known."""
+CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+"""Mean and standard deviation that Pixtral's processor has where its file says nothing."""
+Need = Callable[..., int]
+"""A field of the tower's config, a positive number."""
 
 
 def tower_of(config: Mapping[str, Any], processor: Mapping[str, Any]) -> Tower | None:
@@ -21,12 +27,9 @@ def tower_of(config: Mapping[str, Any], processor: Mapping[str, Any]) -> Tower |
     Raises:
         UnsupportedModel: a field is missing, or has a value that is not supported.
     """
-    vision = config.get("vision_config")
-    if config.get("model_type") not in QWEN or not vision:
+    family, vision = config.get("model_type"), config.get("vision_config")
+    if family not in SEEING or not vision:
         return None
-    activation = vision.get("hidden_act", "gelu_pytorch_tanh")
-    if activation != "gelu_pytorch_tanh":
-        raise UnsupportedModel(f"config.json: vision_config.hidden_act {activation!r} is not supported")
 
     def need(name: str, default: int | None = None) -> int:
         value = vision.get(name, default)
@@ -36,36 +39,70 @@ def tower_of(config: Mapping[str, Any], processor: Mapping[str, Any]) -> Tower |
             raise UnsupportedModel(f"config.json: vision_config.{name} must be a positive number, not {value!r}")
         return value
 
+    return (_qwen if family in QWEN else _pixtral)(config, vision, processor, need)
+
+
+def _qwen(config: Mapping[str, Any], vision: Mapping[str, Any], processor: Mapping[str, Any], need: Need) -> Tower:
+    activation = vision.get("hidden_act", "gelu_pytorch_tanh")
+    if activation != "gelu_pytorch_tanh":
+        raise UnsupportedModel(f"config.json: vision_config.hidden_act {activation!r} is not supported")
     grid = need("num_position_embeddings", 2304)
     if (side := round(grid**0.5)) ** 2 != grid:
         raise UnsupportedModel(f"config.json: vision_config.num_position_embeddings {grid} is no square")
-    width, heads = need("hidden_size", 1152), need("num_heads", 16)
-    if width % heads or width // heads % 4:
-        raise UnsupportedModel(f"config.json: vision_config.hidden_size {width} does not split into {heads} heads")
-    text = config.get("text_config") or {}
     out = need("out_hidden_size", 3584)
-    if out != text.get("hidden_size", out):
-        raise UnsupportedModel(
-            f"config.json: vision_config.out_hidden_size {out} is not text_config.hidden_size {text['hidden_size']}"
-        )
-    return Tower(
+    if out != (hidden := (config.get("text_config") or {}).get("hidden_size", out)):
+        raise UnsupportedModel(f"config.json: vision_config.out_hidden_size {out} is not text_config's {hidden}")
+    return QwenVision(
         layers=need("depth", 27),
-        width=width,
         mlp_width=need("intermediate_size", 4304),
-        heads=heads,
+        **_heads(need, 1152, "num_heads"),
         out=out,
         patch=need("patch_size", 16),
         frames=need("temporal_patch_size", 2),
         merge=need("spatial_merge_size", 2),
         grid=side,
         channels=need("in_channels", 3),
-        theta=(vision.get("rope_parameters") or {}).get("rope_theta", 10000.0),
-        pixels=_pixels(processor),
+        theta=_theta(vision),
+        pixels=_pixels(processor, Pixels()),
     )
 
 
-def _pixels(processor: Mapping[str, Any]) -> Pixels:
-    known = Pixels()
+def _pixtral(config: Mapping[str, Any], vision: Mapping[str, Any], processor: Mapping[str, Any], need: Need) -> Tower:
+    activation, projector = vision.get("hidden_act", "gelu"), config.get("projector_hidden_act", "gelu")
+    if activation not in ("gelu", "silu") or projector != "gelu":
+        said = f"vision_config.hidden_act {activation!r} and projector_hidden_act {projector!r}"
+        raise UnsupportedModel(f"config.json: {said} are not supported: gelu or silu, and gelu")
+    if (layer := config.get("vision_feature_layer", -1)) != -1:
+        raise UnsupportedModel(f"config.json: vision_feature_layer {layer!r} is not supported: -1")
+    text = {"hidden_size": 5120, "rms_norm_eps": 1e-5} | (config.get("text_config") or {})
+    return PixtralVision(
+        layers=need("num_hidden_layers", 24),
+        mlp_width=need("intermediate_size", 4096),
+        **_heads(need, 1024, "num_attention_heads"),
+        out=text["hidden_size"],
+        patch=need("patch_size", 14),
+        merge=config.get("spatial_merge_size", 2),
+        channels=need("num_channels", 3),
+        theta=_theta(vision),
+        activation=activation,
+        eps=text["rms_norm_eps"],
+        bias=bool(config.get("multimodal_projector_bias", False)),
+        pixels=_pixels(processor, Pixels(mean=CLIP[0], std=CLIP[1])),
+    )
+
+
+def _heads(need: Need, width: int, name: str) -> dict[str, int]:
+    width, heads = need("hidden_size", width), need(name, 16)
+    if width % heads or width // heads % 4:
+        raise UnsupportedModel(f"config.json: vision_config.hidden_size {width} does not split into {heads} heads")
+    return {"width": width, "heads": heads}
+
+
+def _theta(vision: Mapping[str, Any]) -> float:
+    return float((vision.get("rope_parameters") or {}).get("rope_theta") or vision.get("rope_theta") or 10000.0)
+
+
+def _pixels(processor: Mapping[str, Any], known: Pixels) -> Pixels:
     factor = processor.get("rescale_factor", known.factor) if processor.get("do_rescale", True) else 1.0
     if not processor.get("do_normalize", True):
         return Pixels(factor, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))

@@ -1,6 +1,7 @@
 """What a vision tower is, apart from its weights."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -12,7 +13,7 @@ class Pixels:
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Tower:
     """A transformer over an image's patches, of which a square of `merge` times `merge` becomes a token."""
 
@@ -22,13 +23,15 @@ class Tower:
     heads: int
     out: int  # numbers of a token: the decoder's hidden size
     patch: int  # pixels of a patch's side
-    frames: int  # that a patch has in a video; an image's are all the same
     merge: int
-    grid: int  # side of the grid of learned positions, which is stretched to an image's
     channels: int = 3
     theta: float = 10000.0  # of the rotary embedding of rows and columns
-    eps: float = 1e-6
     pixels: Pixels = Pixels()
+
+    @property
+    def breaks(self) -> int:
+        """Tokens of a prompt after each row of an image's, which show nothing of it."""
+        return 0
 
     @property
     def bytes_a_patch(self) -> int:
@@ -42,6 +45,49 @@ class Tower:
     @property
     def num_params(self) -> int:
         """Without biases, norms and positions."""
+        block = (4 * self.width + self._mlp_matrices * self.mlp_width) * self.width
+        return self.layers * block + self._around
+
+    @property
+    def _mlp_matrices(self) -> int:
+        return 2
+
+    @property
+    def _around(self) -> int:
+        """Parameters before the first block, and after the last."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class QwenVision(Tower):
+    """Qwen3.5's."""
+
+    frames: int  # that a patch has in a video; an image's are all the same
+    grid: int  # side of the grid of learned positions, which is stretched to an image's
+
+    @property
+    def _around(self) -> int:
         merged = self.width * self.patches_a_token
-        block = 4 * self.width * self.width + 2 * self.width * self.mlp_width
-        return self.layers * block + merged * (merged + self.out) + self.width * self.bytes_a_patch * self.frames
+        return merged * (merged + self.out) + self.width * self.bytes_a_patch * self.frames
+
+
+@dataclass(frozen=True, kw_only=True)
+class PixtralVision(Tower):
+    """Pixtral's, with Mistral 3's projector."""
+
+    activation: Literal["gelu", "silu"]
+    eps: float  # of the projector's norm
+    bias: bool  # in the projector
+
+    @property
+    def breaks(self) -> int:
+        return 1  # [IMG_BREAK], and [IMG_END] after the last row
+
+    @property
+    def _mlp_matrices(self) -> int:
+        return 3
+
+    @property
+    def _around(self) -> int:
+        merging = self.width * self.width * self.patches_a_token
+        return merging + self.out * (self.width + self.out) + self.width * self.bytes_a_patch

@@ -1,0 +1,20 @@
+"""The tower that a spec describes."""
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from apps.llm.engine.model.towers.pixtral import PixtralTower
+from apps.llm.engine.model.towers.qwen import QwenTower
+from apps.llm.engine.model.towers.spec import PixtralVision, QwenVision, Tower
+
+AnyTower = QwenTower | PixtralTower
+
+
+def tower_for(spec: Tower, devices: int, dtype: Any = jnp.float32) -> AnyTower:
+    match spec:
+        case QwenVision():
+            return QwenTower(spec, devices, dtype)
+        case PixtralVision():
+            return PixtralTower(spec, devices, dtype)
+    raise TypeError(f"no tower is made of a {type(spec).__name__}")

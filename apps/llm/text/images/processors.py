@@ -1,0 +1,126 @@
+"""Transformers' image processors: a model's patches of an image, and what stands for it in a text."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+TYPES = "image_processor_type", "processor_class"
+"""Fields that are no settings of a processor."""
+
+
+class CutImage(NamedTuple):
+    """An image's patches, those of a token together, row by row."""
+
+    grid: tuple[int, int]  # rows and columns of tokens
+    pixels: bytes  # [patches, channels, patch, patch] uint8
+
+
+class ImageProcessor(Protocol):
+    """Of one model."""
+
+    breaks: int
+    """Tokens after each row, which show nothing of an image."""
+
+    def patches(self, image: "Image", most: int) -> CutImage:
+        """The patches of an image that is scaled to at most so many tokens, or as far as the model's files say.
+
+        Raises:
+            ValueError: the processor refuses it.
+        """
+
+    def written(self, token: str, grid: tuple[int, int]) -> str:
+        """What stands for an image in a prompt.
+
+        Args:
+            token: what stands for one of its tokens, and in a rendered chat for all of it.
+        """
+
+
+class QwenProcessor:
+    """Source: Qwen2VLImageProcessorPil and Qwen3VLProcessor."""
+
+    breaks = 0
+
+    def __init__(self, settings: Mapping[str, Any]):
+        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+        self._processor = Qwen2VLImageProcessorPil(**settings)
+        self._merge: int = self._processor.merge_size
+        self._frames: int = self._processor.temporal_patch_size
+        self._pixels_a_token: int = (self._processor.patch_size * self._merge) ** 2
+
+    def patches(self, image: "Image", most: int) -> CutImage:
+        size = dict(self._processor.size)
+        size["longest_edge"] = min(size["longest_edge"], most * self._pixels_a_token)
+        size["shortest_edge"] = min(size["shortest_edge"], size["longest_edge"])
+        given = self._processor(images=image, size=size, do_rescale=False, do_normalize=False)
+        patches, (_, rows, columns) = np.asarray(given["pixel_values"]), np.asarray(given["image_grid_thw"])[0].tolist()
+        # A patch is [channels, frames, patch, patch], and all frames are the same.
+        pixels = patches.reshape(len(patches), 3, self._frames, -1)[:, :, 0].astype(np.uint8)
+        return CutImage((rows // self._merge, columns // self._merge), pixels.tobytes())
+
+    def written(self, token: str, grid: tuple[int, int]) -> str:
+        return token * (grid[0] * grid[1])
+
+
+class PixtralProcessor:
+    """Source: PixtralImageProcessorPil and PixtralProcessor.
+
+    Args:
+        config: of config.json.
+        processor: of processor_config.json.
+    """
+
+    breaks = 1
+
+    def __init__(self, settings: Mapping[str, Any], config: Mapping[str, Any], processor: Mapping[str, Any]):
+        from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
+
+        self._processor = PixtralImageProcessorPil(**settings)
+        self._patch: int = (config.get("vision_config") or {}).get("patch_size", 14)
+        self._merge: int = config.get("spatial_merge_size", 2)
+        self._break = processor.get("image_break_token", "[IMG_BREAK]")
+        self._end = processor.get("image_end_token", "[IMG_END]")
+
+    def patches(self, image: "Image", most: int) -> CutImage:
+        side, edge = self._patch * self._merge, self._longest_edge(image, most)
+        size, patch = {"longest_edge": edge}, {"height": side, "width": side}
+        given = self._processor(images=image, size=size, patch_size=patch, do_rescale=False, do_normalize=False)
+        pixels = np.asarray(given["pixel_values"])[0].astype(np.uint8)
+        rows, columns = pixels.shape[1] // side, pixels.shape[2] // side
+        squares = pixels.reshape(3, rows, self._merge, self._patch, columns, self._merge, self._patch)
+        return CutImage((rows, columns), squares.transpose(1, 4, 2, 5, 0, 3, 6).tobytes())
+
+    def _longest_edge(self, image: "Image", most: int) -> int:
+        """The longest that leaves the image with at most so many tokens."""
+        from transformers.models.pixtral.image_processing_pil_pixtral import get_resize_output_image_size
+
+        side, edge = self._patch * self._merge, self._processor.size["longest_edge"]
+        shape = np.broadcast_to(np.uint8(0), (3, image.height, image.width))
+        while edge > side:
+            height, width = get_resize_output_image_size(shape, (edge, edge), (side, side), "channels_first")
+            if height * width <= most * side * side:
+                break
+            edge -= side
+        return int(edge)
+
+    def written(self, token: str, grid: tuple[int, int]) -> str:
+        row = token * grid[1]
+        return (row + self._break) * (grid[0] - 1) + row + self._end
+
+
+def processor_for(
+    config: Mapping[str, Any], settings: Mapping[str, Any], processor: Mapping[str, Any]
+) -> ImageProcessor:
+    """The processor of a model whose tower is known.
+
+    Args:
+        config, processor: of config.json and processor_config.json.
+        settings: how images become pixels, from the file that has it.
+    """
+    own = {name: value for name, value in settings.items() if name not in TYPES}
+    return PixtralProcessor(own, config, processor) if config["model_type"] == "mistral3" else QwenProcessor(own)
