@@ -63,6 +63,7 @@ MOE = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5": ("Qwen3_5", QWEN35),
     "qwen3_5_moe": ("Qwen3_5Moe", QWEN35 | MOE),
+    "qwen2_5_vl": ("Qwen2_5_VL", {"max_window_layers": 9}),
     "mistral3": ("Mistral3", {"model_type": "mistral", "head_dim": 16, "sliding_window": None}),
 }
 
@@ -75,9 +76,12 @@ def make(family: str, seed: int = 0) -> transformers.PreTrainedModel:
         more: dict[str, Any] = {"vision_config": PIXTRAL, "image_token_index": IMAGE, "multimodal_projector_bias": True}
         more["tie_word_embeddings"] = False  # or the likeliest token would be the last one
     else:
+        rope |= {"mrope_section": [2, 3, 3], "partial_rotary_factor": 1.0} if family == "qwen2_5_vl" else {}
         text = text | {"rope_parameters": rope}
         marks = {"video_token_id": VIDEO, "vision_start_token_id": BEGIN, "vision_end_token_id": END}
-        more = {"vision_config": VISION, "image_token_id": IMAGE, **marks}
+        windows = {"window_size": 16, "fullatt_block_indexes": [1], "hidden_act": "silu"}
+        vision = VISION | (windows if family == "qwen2_5_vl" else {})
+        more = {"vision_config": vision, "image_token_id": IMAGE, **marks}
     config = getattr(transformers, f"{kind}Config")(text_config=SIZES | text, **more)
     config._attn_implementation = "eager"
     model = transformers.AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
@@ -85,8 +89,8 @@ def make(family: str, seed: int = 0) -> transformers.PreTrainedModel:
     with torch.no_grad():
         for name, weight in model.named_parameters():
             noise = torch.randn(weight.shape, generator=random)
-            plain = family == "mistral3" or ".visual." in name or "linear_attn" in name
-            if name.endswith(("norm.weight", "norm1.weight", "norm2.weight", "ln_pre.weight")):
+            plain = family in ("mistral3", "qwen2_5_vl") or ".visual." in name or "linear_attn" in name
+            if name.endswith(("norm.weight", "norm1.weight", "norm2.weight", "ln_pre.weight", "ln_q.weight")):
                 weight.copy_(noise * 0.3 + (1.0 if plain else 0.0))
             elif name.endswith(("bias", "A_log", "conv1d.weight")):
                 weight.copy_(noise * 0.5)

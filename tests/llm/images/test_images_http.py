@@ -68,12 +68,15 @@ def expected(folder: Path, *turns: tuple[str, list[str | Image.Image]]) -> tuple
 
 
 def test_a_prompt_with_ends_of_rows(load_seeing: Callable[..., Engine], seeing: Callable[[str], Path]) -> None:
-    """Mistral 3's. The oracle is PixtralProcessor, with the model's tokenizer."""
+    """Mistral 3's. Source: `PixtralProcessor.replace_image_token`, which wants torchvision to run."""
     tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(seeing("mistral3"))
-    image = seeing_models.processor("mistral3")
-    processor = transformers.PixtralProcessor(image, tokenizer, 4, 2, image_token=seeing_models.MARKS[0])
-    text = f"[user] see <|vision_start|>{seeing_models.MARKS[0]}<|vision_end|> and\n[assistant]"
-    wanted = processor(text=text, images=[PICTURES[0]], add_special_tokens=False)["input_ids"][0]
+    height, width = seeing_models.processor("mistral3")(images=PICTURES[0])["pixel_values"].shape[2:]
+    mark = seeing_models.MARKS[0]
+    rows = [[mark] * (width // 8) + ["[IMG_BREAK]"] for _ in range(height // 8)]
+    rows[-1][-1] = "[IMG_END]"
+    shown = "".join(mark for row in rows for mark in row)
+    text = f"[user] see <|vision_start|>{shown}<|vision_end|> and\n[assistant]"
+    wanted = tokenizer(text, add_special_tokens=False)["input_ids"]
     talk = Conversation()
     talk.say("user", "see " + talk.shown(SentImage(base64_of(PICTURES[0]), "messages[0]")) + " and")
     ids, _ = load_seeing("mistral3").chat(ChatRequest(talk.messages, images=talk.images))

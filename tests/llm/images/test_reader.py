@@ -117,7 +117,7 @@ def test_sizes_for_pixtral(seeing: Callable[[str], Path], monkeypatch: pytest.Mo
 def test_detail_and_size(reader: ImageReader, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("apps.llm.text.images.reader.LOW_DETAIL", 16)
     whole, small = reader.read([sent(FILES["large"]), sent(FILES["large"], "low")], lambda: None)
-    assert whole.tokens <= SEES["max_image_tokens"] and 8 < small.tokens <= 16 and whole.digest != small.digest
+    assert whole.parts <= SEES["max_image_tokens"] and 8 < small.parts <= 16 and whole.digest != small.digest
     expected = seeing_models.processor(size={"shortest_edge": 256, "longest_edge": 16 * 64})
     grid = expected(images=scene(11, 500, 300))["image_grid_thw"][0]
     assert small.grid == (grid[1] // 2, grid[2] // 2)

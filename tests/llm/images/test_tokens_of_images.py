@@ -60,10 +60,13 @@ def models() -> Callable[[str], Any]:
     return lambda family: made.setdefault(family, seeing_models.make(family))
 
 
-@pytest.mark.parametrize("family", ["qwen3_5", pytest.param("qwen3_5_moe", marks=pytest.mark.slow), "mistral3"])
+@pytest.mark.parametrize(
+    "family", ["qwen3_5", pytest.param("qwen3_5_moe", marks=pytest.mark.slow), "qwen2_5_vl", "mistral3"]
+)
 def test_alone_and_in_company(load_seeing: Load, models: Callable[[str], Any], family: str) -> None:
     """Prompts are computed in chunks of 16 tokens, which begin and end within images."""
     engine, model = load_seeing(family), models(family)
+    compiled = engine.stats().compiles_after_ready  # by other tests, in this process
     every = {name: replace(asked, family=family) for name, asked in ASKED.items()}
     expected = {name: asked.expected(model) for name, asked in every.items()}
     assert len({tuple(answer) for answer in expected.values()}) >= len(every) - 1, "they must be told apart"
@@ -72,7 +75,7 @@ def test_alone_and_in_company(load_seeing: Load, models: Callable[[str], Any], f
     together = {name: asked.submit(engine) for name, asked in every.items()}
     for name, generation in together.items():
         assert ids(read(generation)[0]) == expected[name], name
-    assert engine.stats().compiles_after_ready == 0
+    assert engine.stats().compiles_after_ready == compiled
     settled(engine)
 
 

@@ -50,16 +50,16 @@ class Rope:
     short: tuple[float, ...] = ()  # longrope: divisors where no sequence exceeds the original positions
     long: tuple[float, ...] = ()  # longrope: divisors otherwise
     longest: int = 0  # longrope, dynamic: tokens of the longest sequence that is served
-    sections: tuple[int, ...] = ()  # pairs that turn with time, row and column of an image's tokens, one after another
+    sections: tuple[int, ...] = ()  # pairs that turn with the time, row and column of an image's tokens
+    in_turns: bool = False  # whether these take turns (Qwen3.5); else they come one after another (Qwen2.5-VL)
 
     def axes(self, head_dim: int) -> list[int] | None:
-        """Which of a token's positions turns each pair: 0 time, 1 row, 2 column. None: they are the same.
-
-        As Qwen3.5 has them, the axes take turns, as long as there are pairs of each.
-        """
+        """Which of a token's positions turns each pair: 0 time, 1 row, 2 column. None: they are the same."""
         if not self.sections:
             return None
         pairs = int(head_dim * self.part) // 2
+        if not self.in_turns:
+            return [axis % 3 for axis, count in enumerate(self.sections) for _ in range(count)][:pairs]
         return [pair % 3 if pair < 3 * self.sections[pair % 3] else 0 for pair in range(pairs)]
 
     def inverse_frequencies(self, head_dim: int) -> list[float]:
@@ -177,8 +177,9 @@ def _rope(scaling: Mapping[str, Any], config: Mapping[str, Any]) -> Rope:
         kind = "longrope"  # as the first files of Phi-3 call it
     part = scaling.get("partial_rotary_factor") or 1.0
     try:
-        if kind == "default":
-            return Rope(theta=theta, part=part)
+        if kind in ("default", "mrope"):
+            sections = tuple(scaling.get("mrope_section") or ())
+            return Rope(theta=theta, part=part, sections=sections, in_turns=bool(scaling.get("mrope_interleaved")))
         if kind == "linear":
             return Rope(theta=theta, kind="linear", part=part, factor=scaling["factor"])
         if kind == "dynamic":

@@ -171,6 +171,19 @@ DEFAULTS: Mapping[str, Fields] = {
         "output_multiplier": 0.19611613513818404,
         "final_logit_softcapping": 20.0,
     },
+    "qwen2_5_vl_text": QWEN2
+    | {
+        "vocab_size": 152_064,
+        "hidden_size": 8192,
+        "intermediate_size": 29568,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5,
+        "max_window_layers": 80,
+        "eos_token_id": 151_645,
+        "rope_theta": 1e6,
+    },
     "qwen3_5_text": QWEN35,
     "qwen3_next": QWEN35
     | {

@@ -19,7 +19,7 @@ FAMILIES = (
     *("llama", "mistral", "mixtral", "mistral3", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
     *("gemma", "gemma2", "gemma3", "gemma3_text", "gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"),
     *("gpt_oss", "muse_glimmer", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
-    "qwen3_next",
+    *("qwen3_next", "qwen2_5_vl"),
 )
 WITH_TOWER = {
     "gemma3": "gemma3_text",
@@ -27,10 +27,13 @@ WITH_TOWER = {
     "gemma4_unified": "gemma4_unified_text",
     "mistral3": "mistral",
     "muse_glimmer": "muse_glimmer_text",
+    "qwen2_5_vl": "qwen2_5_vl_text",
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
 }
 """Families with towers for other media, which are not loaded, and their decoder's where its config does not say it."""
+TIED = {"muse_glimmer": None, "qwen3_5": False, "qwen3_5_moe": False, "qwen2_5_vl": False}
+"""Whether the head of such a family is tied to the embeddings where its config does not say it; others': yes."""
 DESCRIBED: Mapping[str, Callable[..., Architecture]] = {
     "muse_glimmer": muse_glimmer.described,
     "qwen3_5": qwen3_5.described,
@@ -82,6 +85,8 @@ def _from_hf_config(config: Mapping[str, Any], generation: Mapping[str, Any] | N
         config, family = gemma4.completed(config, family), "gemma4"
     if family == "muse_glimmer_text":
         config, family = muse_glimmer.completed(config), "muse_glimmer"
+    if family == "qwen2_5_vl_text":
+        family = "qwen2"
     if family.startswith(LINEAR):
         config, family = qwen3_5.completed(config), family.removesuffix("_text")
 
@@ -186,10 +191,10 @@ def _decoder_of(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
     if family not in WITH_TOWER:
         return config, family
     text = config.get("text_config") or (defaults.MISTRAL3 if family == "mistral3" else {})
+    if family == "qwen2_5_vl" and not text:  # as the hub has them: the decoder's fields beside the tower's
+        text = {name: value for name, value in config.items() if name not in ("vision_config", "model_type")}
     # Gemma 4's files have more ends beside the decoder's config than in it; the head belongs to the whole.
-    tied = config.get(
-        "tie_word_embeddings", {"muse_glimmer": None, "qwen3_5": False, "qwen3_5_moe": False}.get(family, True)
-    )
+    tied = config.get("tie_word_embeddings", TIED.get(family, True))
     beside = {"eos_token_id": config.get("eos_token_id"), "tie_word_embeddings": tied}
     text = {**text, **{name: value for name, value in beside.items() if value is not None}}
     inner = text.get("model_type", WITH_TOWER[family])

@@ -60,7 +60,8 @@ def described(arch: Architecture, config: Mapping[str, Any], fused: bool = False
         if kind == LINEAR:
             return replace(spec, mixer=linear)
         assert isinstance(spec.mixer, Attention) and spec.mixer.rope is not None
-        return spec.attending(gated=True, gate_in_q=True, rope=replace(spec.mixer.rope, sections=sections))
+        rope = replace(spec.mixer.rope, sections=sections, in_turns=True)
+        return spec.attending(gated=True, gate_in_q=True, rope=rope)
 
     return replace(arch, layers=tuple(map(layer, arch.layers, config["layer_types"])))
 

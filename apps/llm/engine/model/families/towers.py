@@ -1,16 +1,17 @@
 """Reads a vision tower from a checkpoint's config.json, and how images become its input from its preprocessor's.
 
-Sources: Qwen3_5VisionConfig, PixtralVisionConfig, Mistral3Config and their image processors in transformers.
+Sources: Qwen3_5VisionConfig, Qwen2_5_VLVisionConfig, PixtralVisionConfig, Mistral3Config and their image processors in
+transformers.
 """
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from apps.llm.engine.model.rope import UnsupportedModel
-from apps.llm.engine.model.towers.spec import Pixels, PixtralVision, QwenVision, Tower
+from apps.llm.engine.model.towers.spec import Pixels, PixtralVision, QwenVision, Tower, WindowedVision
 
 QWEN = "qwen3_5", "qwen3_5_moe"
-SEEING = *QWEN, "mistral3"
+SEEING = *QWEN, "qwen2_5_vl", "mistral3"
 """Families whose towers are known."""
 CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 """Mean and standard deviation that Pixtral's processor has where its file says nothing."""
@@ -39,7 +40,8 @@ def tower_of(config: Mapping[str, Any], processor: Mapping[str, Any]) -> Tower |
             raise UnsupportedModel(f"config.json: vision_config.{name} must be a positive number, not {value!r}")
         return value
 
-    return (_qwen if family in QWEN else _pixtral)(config, vision, processor, need)
+    describe = {"mistral3": _pixtral, "qwen2_5_vl": _windowed}.get(family, _qwen)
+    return describe(config, vision, processor, need)
 
 
 def _qwen(config: Mapping[str, Any], vision: Mapping[str, Any], processor: Mapping[str, Any], need: Need) -> Tower:
@@ -49,14 +51,11 @@ def _qwen(config: Mapping[str, Any], vision: Mapping[str, Any], processor: Mappi
     grid = need("num_position_embeddings", 2304)
     if (side := round(grid**0.5)) ** 2 != grid:
         raise UnsupportedModel(f"config.json: vision_config.num_position_embeddings {grid} is no square")
-    out = need("out_hidden_size", 3584)
-    if out != (hidden := (config.get("text_config") or {}).get("hidden_size", out)):
-        raise UnsupportedModel(f"config.json: vision_config.out_hidden_size {out} is not text_config's {hidden}")
     return QwenVision(
         layers=need("depth", 27),
         mlp_width=need("intermediate_size", 4304),
         **_heads(need, 1152, "num_heads"),
-        out=out,
+        out=_out(config, need),
         patch=need("patch_size", 16),
         frames=need("temporal_patch_size", 2),
         merge=need("spatial_merge_size", 2),
@@ -65,6 +64,34 @@ def _qwen(config: Mapping[str, Any], vision: Mapping[str, Any], processor: Mappi
         theta=_theta(vision),
         pixels=_pixels(processor, Pixels()),
     )
+
+
+def _windowed(config: Mapping[str, Any], vision: Mapping[str, Any], processor: Mapping[str, Any], need: Need) -> Tower:
+    if (activation := vision.get("hidden_act", "silu")) != "silu":
+        raise UnsupportedModel(f"config.json: vision_config.hidden_act {activation!r} is not supported")
+    patch, merge = need("patch_size", 14), need("spatial_merge_size", 2)
+    return WindowedVision(
+        layers=need("depth", 32),
+        mlp_width=need("intermediate_size", 3420),
+        **_heads(need, 3584, "num_heads"),
+        out=_out(config, need),
+        patch=patch,
+        frames=need("temporal_patch_size", 2),
+        merge=merge,
+        window=need("window_size", 112) // merge // patch * merge,
+        whole=tuple(vision.get("fullatt_block_indexes", (7, 15, 23, 31))),
+        channels=need("in_channels", need("in_chans", 3)),
+        theta=_theta(vision),
+        pixels=_pixels(processor, Pixels(mean=CLIP[0], std=CLIP[1])),
+    )
+
+
+def _out(config: Mapping[str, Any], need: Need) -> int:
+    """Numbers of a token. Raises UnsupportedModel if the decoder has others."""
+    out = need("out_hidden_size", 3584)
+    if out != (hidden := (config.get("text_config") or config).get("hidden_size", out)):
+        raise UnsupportedModel(f"config.json: vision_config.out_hidden_size {out} is not the decoder's {hidden}")
+    return out
 
 
 def _pixtral(config: Mapping[str, Any], vision: Mapping[str, Any], processor: Mapping[str, Any], need: Need) -> Tower:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from apps.arrays.row_ranges import Rows
 from apps.llm.engine.model.param import Param, Params, tensor
 from apps.llm.engine.model.towers.spec import Tower
 
@@ -34,11 +35,20 @@ def numbers(patches: Patches, spec: Tower, dtype: jnp.dtype) -> jax.Array:
     return ((values / np.float32(1 / pixels.factor) - mean) / std).astype(dtype).reshape(-1, spec.bytes_a_patch)
 
 
+def halves(patches: Patches, spec: Tower) -> jax.Array:
+    """Angles of Qwen's rotary embedding: half of a head's pairs turn with the row, half with the column:
+    `[N, head_dim]`."""
+    pairs = spec.width // spec.heads // 4
+    frequencies = np.array([spec.theta ** (-i / pairs) for i in range(pairs)], np.float32)
+    places = [place[:, None].astype(jnp.float32) * frequencies for place in (patches.row, patches.column)]
+    return jnp.concatenate(places * 2, axis=1)
+
+
 def attention(q: jax.Array, k: jax.Array, v: jax.Array, image: jax.Array) -> jax.Array:
     """Of each patch to all patches of its image: `[N, heads, head_dim]` -> `[N, heads * head_dim]`.
 
     Args:
-        image: as `Patches` has it.
+        image: as `Patches` has it, or the numbers of parts of an image that attend to themselves.
     """
     heads, head_dim = q.shape[1:]
 
@@ -64,6 +74,18 @@ def linear(
     if bias:
         source = tensor(f"{name}.bias", out)
         params[f"{key}_bias"] = Param((out,), (split_out,), source, constant=0.0, wide=True)
+    return params
+
+
+def split_in_file(name: str, width: int, split: str | None) -> Params:
+    """q, k and v, which lie one after another in the file, each with its bias; each is split by head."""
+    params: Params = {}
+    for number, which in enumerate("qkv"):
+        first = number * width
+        rows = Rows(f"{name}.weight", (3 * width, width), first, first + width)
+        biases = Rows(f"{name}.bias", (3 * width,), first, first + width)
+        params[which] = Param((width, width), (split, None), (rows,))
+        params[f"{which}_bias"] = Param((width,), (split,), (biases,), constant=0.0, wide=True)
     return params
 
 

@@ -6,15 +6,18 @@ import jax.numpy as jnp
 
 from apps.llm.engine.model.towers.pixtral import PixtralTower
 from apps.llm.engine.model.towers.qwen import QwenTower
-from apps.llm.engine.model.towers.spec import PixtralVision, QwenVision, Tower
+from apps.llm.engine.model.towers.spec import PixtralVision, QwenVision, Tower, WindowedVision
+from apps.llm.engine.model.towers.windowed import WindowedTower
 
-AnyTower = QwenTower | PixtralTower
+AnyTower = QwenTower | WindowedTower | PixtralTower
 
 
 def tower_for(spec: Tower, devices: int, dtype: Any = jnp.float32) -> AnyTower:
     match spec:
         case QwenVision():
             return QwenTower(spec, devices, dtype)
+        case WindowedVision():
+            return WindowedTower(spec, devices, dtype)
         case PixtralVision():
             return PixtralTower(spec, devices, dtype)
     raise TypeError(f"no tower is made of a {type(spec).__name__}")

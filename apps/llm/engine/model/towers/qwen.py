@@ -5,14 +5,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from apps.arrays.row_ranges import Rows
 from apps.llm.engine.model.layers import Norm
 from apps.llm.engine.model.param import Param, Params, bias, stream_norm, tensor
 from apps.llm.engine.model.pointwise import norm
 from apps.llm.engine.model.rotation import rotate
-from apps.llm.engine.model.towers.blocks import Patches, attention, linear, multiplied, numbers
+from apps.llm.engine.model.towers.blocks import Patches, attention, halves, linear, multiplied, numbers, split_in_file
 from apps.llm.engine.model.towers.spec import QwenVision
 
 NAME = "model.visual"
@@ -48,12 +46,7 @@ class QwenTower:
         width, mlp = self.spec.width, self.spec.mlp_width
         split = "kv_heads" if self.spec.heads % self.devices == 0 else None
         params = stream_norm(NORM, "norm1", f"{name}.norm1", width) | stream_norm(NORM, "norm2", f"{name}.norm2", width)
-        for number, which in enumerate("qkv"):  # one after another in the file; each is split by head
-            whole, first = f"{name}.attn.qkv", number * width
-            rows = Rows(f"{whole}.weight", (3 * width, width), first, first + width)
-            params[which] = Param((width, width), (split, None), (rows,))
-            biases = (Rows(f"{whole}.bias", (3 * width,), first, first + width),)
-            params[f"{which}_bias"] = Param((width,), (split,), biases, constant=0.0, wide=True)
+        params |= split_in_file(f"{name}.attn.qkv", width, split)
         params |= linear("out", f"{name}.attn.proj", width, width, None, split)
         params |= linear("up", f"{name}.mlp.linear_fc1", mlp, width, "mlp", None)
         params |= linear("down", f"{name}.mlp.linear_fc2", width, mlp, None, "mlp")
@@ -64,7 +57,7 @@ class QwenTower:
     def apply(self, params: Params, patches: Patches) -> jax.Array:
         """The images' tokens, `[N / patches a token, out]`: those of padding are of no use."""
         x = self._embedded(params, patches)
-        angle = self._angles(patches)
+        angle = halves(patches, self.spec)
         rotary = jnp.cos(angle), jnp.sin(angle)
 
         @jax.jit  # traced once, not for each block
@@ -99,13 +92,6 @@ class QwenTower:
             for column, by_column in taps[1]:
                 total += table[row * side + column].astype(jnp.float32) * (by_row * by_column)[:, None]
         return total.astype(self.dtype)
-
-    def _angles(self, patches: Patches) -> jax.Array:
-        """Of the rotary embedding: half of a head's pairs turn with the row, half with the column: `[N, head_dim]`."""
-        pairs = self.spec.width // self.spec.heads // 4
-        frequencies = np.array([self.spec.theta ** (-i / pairs) for i in range(pairs)], np.float32)
-        places = [place[:, None].astype(jnp.float32) * frequencies for place in (patches.row, patches.column)]
-        return jnp.concatenate(places * 2, axis=1)
 
     def _attention(self, x: jax.Array, own: Params, rotary: tuple[jax.Array, jax.Array], image: jax.Array) -> jax.Array:
         q, k, v = (multiplied(x, own, each).reshape(len(x), self.spec.heads, -1) for each in "qkv")

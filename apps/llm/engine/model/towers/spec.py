@@ -72,6 +72,24 @@ class QwenVision(Tower):
 
 
 @dataclass(frozen=True, kw_only=True)
+class WindowedVision(Tower):
+    """Qwen2.5-VL's."""
+
+    frames: int
+    window: int  # patches along a window's side
+    whole: tuple[int, ...]  # blocks that attend to a whole image
+
+    @property
+    def _mlp_matrices(self) -> int:
+        return 3
+
+    @property
+    def _around(self) -> int:
+        merged = self.width * self.patches_a_token
+        return merged * (merged + self.out) + self.width * self.bytes_a_patch * self.frames
+
+
+@dataclass(frozen=True, kw_only=True)
 class PixtralVision(Tower):
     """Pixtral's, with Mistral 3's projector."""
 

@@ -1,0 +1,79 @@
+"""What a config.json says of a tower and of positions, in the forms that files have it."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+from apps.llm.engine.model.families.hugging_face import from_hf_config
+from apps.llm.engine.model.families.towers import tower_of
+from apps.llm.engine.model.rope import UnsupportedModel
+from apps.llm.engine.model.towers.spec import QwenVision
+from apps.llm.text import Engine, EngineConfig
+from tests.llm.engine import tiny_models
+from tests.llm.images import seeing_models
+from tests.llm.images.conftest import SEES
+
+HUB = {
+    "model_type": "qwen2_5_vl", "hidden_size": 3584, "intermediate_size": 18944, "max_position_embeddings": 128000,
+    "max_window_layers": 28, "num_attention_heads": 28, "num_hidden_layers": 28, "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-6, "rope_theta": 1e6, "tie_word_embeddings": False, "use_sliding_window": False,
+    "sliding_window": 32768, "vocab_size": 152064, "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+    "vision_config": {"depth": 32, "hidden_act": "silu", "hidden_size": 1280, "in_chans": 3, "num_heads": 16,
+    "intermediate_size": 3420, "out_hidden_size": 3584, "patch_size": 14, "spatial_merge_size": 2, "window_size": 112,
+    "fullatt_block_indexes": [7, 15, 23, 31], "temporal_patch_size": 2},
+}  # fmt: skip
+"""As Qwen2.5-VL 7B's: the decoder's fields beside the tower's."""
+
+
+def test_fields_beside_the_tower_are_the_decoders() -> None:
+    """The oracle is transformers' config class, which moves them below `text_config`."""
+    nested = json.loads(transformers.Qwen2_5_VLConfig(**HUB).to_json_string())
+    assert "text_config" in nested
+    flat, moved = from_hf_config(HUB), from_hf_config(nested)
+    assert flat.layers == moved.layers and flat.hidden_size == moved.hidden_size == 3584
+    rope = flat.attention[0].rope
+    assert rope is not None and rope.theta == 1e6 and (rope.sections, rope.in_turns) == ((16, 24, 24), False)
+    assert tower_of(HUB, {}) == tower_of(nested, {})
+    assert tower_of(HUB, {}).window == 8
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen2_5_vl"])
+def test_axes_are_those_of_transformers(family: str) -> None:
+    """Which pairs turn with time, row and column: shown by its own rotary embedding, with one of them at a time."""
+    import torch
+
+    model = seeing_models.make(family).model.language_model
+    ids = torch.zeros(3, 3, 1, dtype=torch.long)
+    ids[0, 0], ids[1, 1], ids[2, 2] = 1, 1, 1  # the batch's first has time alone, and so on
+    sines = model.rotary_emb(torch.zeros(3, 1, 1), ids)[1][:, 0]
+    pairs = sines.shape[1] // 2
+    found = sines[:, :pairs].abs().argmax(dim=0).tolist()
+    arch = from_hf_config(seeing_models.make(family).config.to_dict())
+    (attention,) = arch.attention
+    assert attention.rope is not None and attention.rope.axes(attention.head_dim) == found
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"hidden_act": "relu"}, "hidden_act 'relu' is not supported"),
+        ({"num_heads": 5}, "does not split into 5 heads"),
+        ({"num_position_embeddings": 37}, "37 is no square"),
+        ({"out_hidden_size": 63}, "out_hidden_size 63 is not the decoder's 64"),
+        ({"patch_size": 0}, "patch_size must be a positive number"),
+    ],
+)
+def test_towers_that_are_not_supported(changes: dict[str, Any], said: str) -> None:
+    config = seeing_models.make("qwen3_5").config.to_dict()
+    assert isinstance(tower_of(config, {}), QwenVision)
+    with pytest.raises(UnsupportedModel, match=said):
+        tower_of(config | {"vision_config": config["vision_config"] | changes}, {})
+
+
+def test_a_model_without_a_tower_is_refused(llama: Path, seeing: Callable[[str], Path]) -> None:
+    with pytest.raises(ValueError, match="image_tokens: images are not supported for this model"):
+        Engine.load(EngineConfig(model=str(llama), **tiny_models.SMALL | SEES))
