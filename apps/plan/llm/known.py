@@ -5,8 +5,7 @@ The fields are those of each model's config.json on the Hugging Face hub, as far
 
 from typing import Any
 
-from apps.llm.engine.model.families.towers import CLIP
-from apps.llm.engine.model.towers.spec import Pixels, PixtralVision, QwenVision, Tower
+from apps.llm.engine.model.towers.spec import PixtralVision, QwenVision, Tower
 
 Config = dict[str, Any]
 
@@ -215,11 +214,16 @@ TOWERS: dict[str, Tower] = {
         layers=27, width=1152, mlp_width=4304, heads=16, out=5120, patch=16, frames=2, merge=2, grid=48
     ),
     "mistralai/Mistral-Small-3.1-24B-Base-2503": PixtralVision(
-        **{"layers": 24, "width": 1024, "mlp_width": 4096, "heads": 16, "out": 5120, "patch": 14, "merge": 2},
+        layers=24,
+        width=1024,
+        mlp_width=4096,
+        heads=16,
+        out=5120,
+        patch=14,
+        merge=2,
         activation="gelu",
         eps=1e-5,
         bias=False,
-        pixels=Pixels(mean=CLIP[0], std=CLIP[1]),
     ),
 }
 """Vision towers of some of them. Source: the defaults of Qwen3_5VisionConfig and Mistral3Config in transformers."""

@@ -74,6 +74,18 @@ def test_towers_that_are_not_supported(changes: dict[str, Any], said: str) -> No
         tower_of(config | {"vision_config": config["vision_config"] | changes}, {})
 
 
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen2_5_vl", "mistral3"])
+def test_what_a_processors_file_leaves_out_is_transformers_default(family: str) -> None:
+    config = seeing_models.make(family).config.to_dict()
+    processor = type(seeing_models.processor(family))()
+    tower = tower_of(config, {})
+    assert tower is not None
+    assert (tower.pixels.mean, tower.pixels.std) == (tuple(processor.image_mean), tuple(processor.image_std))
+    assert tower.pixels.factor == processor.rescale_factor
+    given = tower_of(config, {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.1, 0.2, 0.3], "rescale_factor": 0.5})
+    assert given is not None and given.pixels.mean == (0.5, 0.4, 0.3) and given.pixels.factor == 0.5
+
+
 def test_a_model_without_a_tower_is_refused(llama: Path, seeing: Callable[[str], Path]) -> None:
     with pytest.raises(ValueError, match="image_tokens: images are not supported for this model"):
         Engine.load(EngineConfig(model=str(llama), **tiny_models.SMALL | SEES))

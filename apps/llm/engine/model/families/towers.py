@@ -13,8 +13,6 @@ from apps.llm.engine.model.towers.spec import Pixels, PixtralVision, QwenVision,
 QWEN = "qwen3_5", "qwen3_5_moe"
 SEEING = *QWEN, "qwen2_5_vl", "mistral3"
 """Families whose towers are known."""
-CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-"""Mean and standard deviation that Pixtral's processor has where its file says nothing."""
 Need = Callable[..., int]
 """A field of the tower's config, a positive number."""
 
@@ -62,7 +60,7 @@ def _qwen(config: Mapping[str, Any], vision: Mapping[str, Any], processor: Mappi
         grid=side,
         channels=need("in_channels", 3),
         theta=_theta(vision),
-        pixels=_pixels(processor, Pixels()),
+        pixels=_pixels(processor),
     )
 
 
@@ -82,7 +80,7 @@ def _windowed(config: Mapping[str, Any], vision: Mapping[str, Any], processor: M
         whole=tuple(vision.get("fullatt_block_indexes", (7, 15, 23, 31))),
         channels=need("in_channels", need("in_chans", 3)),
         theta=_theta(vision),
-        pixels=_pixels(processor, Pixels(mean=CLIP[0], std=CLIP[1])),
+        pixels=_pixels(processor),
     )
 
 
@@ -114,7 +112,7 @@ def _pixtral(config: Mapping[str, Any], vision: Mapping[str, Any], processor: Ma
         activation=activation,
         eps=text["rms_norm_eps"],
         bias=bool(config.get("multimodal_projector_bias", False)),
-        pixels=_pixels(processor, Pixels(mean=CLIP[0], std=CLIP[1])),
+        pixels=_pixels(processor),
     )
 
 
@@ -129,7 +127,8 @@ def _theta(vision: Mapping[str, Any]) -> float:
     return float((vision.get("rope_parameters") or {}).get("rope_theta") or vision.get("rope_theta") or 10000.0)
 
 
-def _pixels(processor: Mapping[str, Any], known: Pixels) -> Pixels:
+def _pixels(processor: Mapping[str, Any]) -> Pixels:
+    known = Pixels()
     factor = processor.get("rescale_factor", known.factor) if processor.get("do_rescale", True) else 1.0
     if not processor.get("do_normalize", True):
         return Pixels(factor, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))

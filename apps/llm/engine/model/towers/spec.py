@@ -6,11 +6,14 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Pixels:
-    """How an image's bytes become numbers: `(byte * factor - mean) / std` of each channel."""
+    """How an image's bytes become numbers: `(byte * factor - mean) / std` of each channel.
+
+    The defaults are CLIP's, which the image processors of all these towers have where their files say nothing.
+    """
 
     factor: float = 1 / 255
-    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
-    std: tuple[float, ...] = (0.5, 0.5, 0.5)
+    mean: tuple[float, ...] = (0.48145466, 0.4578275, 0.40821073)
+    std: tuple[float, ...] = (0.26862954, 0.26130258, 0.27577711)
 
 
 @dataclass(frozen=True, kw_only=True)
