@@ -72,7 +72,7 @@ ROOT = Path(__file__).parents[2]
 ALLOWED = {
     "apps/arrays/programs.py": "compiles the lists",
     "apps/llm/engine/model/decoder.py": "a function inside a program, traced once for all layers",
-    "apps/llm/engine/model/towers/qwen.py": "likewise",
+    "apps/llm/engine/model/towers/blocks.py": "likewise",
     "apps/jobs/smoke.py": "a job, which serves nobody",
     "apps/plan/topology.py": "asks the compiler how much memory there is",
 }

@@ -1,6 +1,7 @@
 """What towers have in common: patches, their attention to those of the same image, and products with split weights."""
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -24,6 +25,11 @@ class Patches(NamedTuple):
     rows: jax.Array  # [N] of its image, as are `columns`
     columns: jax.Array
     image: jax.Array  # [N] its image's number; -1: padding
+
+
+def traced_once(block: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """A tower's block, traced for the first and not for each."""
+    return jax.jit(block)
 
 
 def numbers(patches: Patches, spec: Tower, dtype: jnp.dtype) -> jax.Array:

@@ -11,7 +11,7 @@ from apps.llm.engine.model.layers import Norm
 from apps.llm.engine.model.param import Param, Params, stream_norm, tensor
 from apps.llm.engine.model.pointwise import norm
 from apps.llm.engine.model.rotation import rotate
-from apps.llm.engine.model.towers.blocks import Patches, attention, linear, multiplied, numbers
+from apps.llm.engine.model.towers.blocks import Patches, attention, linear, multiplied, numbers, traced_once
 from apps.llm.engine.model.towers.spec import PixtralVision
 
 NAME, PROJECTOR = "model.vision_tower", "model.multi_modal_projector"
@@ -60,7 +60,7 @@ class PixtralTower:
         angle = self._angles(patches)
         rotary = jnp.cos(angle), jnp.sin(angle)
 
-        @jax.jit  # traced once, not for each block
+        @traced_once
         def block(x: jax.Array, own: Params) -> jax.Array:
             y = norm(NORM, x, own["norm1"])
             q, k, v = (multiplied(y, own, each).reshape(len(x), spec.heads, -1) for each in "qkv")

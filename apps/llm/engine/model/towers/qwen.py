@@ -10,7 +10,16 @@ from apps.llm.engine.model.layers import Norm
 from apps.llm.engine.model.param import Param, Params, bias, stream_norm, tensor
 from apps.llm.engine.model.pointwise import norm
 from apps.llm.engine.model.rotation import rotate
-from apps.llm.engine.model.towers.blocks import Patches, attention, halves, linear, multiplied, numbers, split_in_file
+from apps.llm.engine.model.towers.blocks import (
+    Patches,
+    attention,
+    halves,
+    linear,
+    multiplied,
+    numbers,
+    split_in_file,
+    traced_once,
+)
 from apps.llm.engine.model.towers.spec import QwenVision
 
 NAME = "model.visual"
@@ -60,7 +69,7 @@ class QwenTower:
         angle = halves(patches, self.spec)
         rotary = jnp.cos(angle), jnp.sin(angle)
 
-        @jax.jit  # traced once, not for each block
+        @traced_once
         def block(x: jax.Array, own: Params) -> jax.Array:
             x = x + self._attention(_normed(x, own, "norm1"), own, rotary, patches.image)
             return x + multiplied(

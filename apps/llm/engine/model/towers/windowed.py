@@ -22,6 +22,7 @@ from apps.llm.engine.model.towers.blocks import (
     multiplied,
     numbers,
     split_in_file,
+    traced_once,
 )
 from apps.llm.engine.model.towers.spec import WindowedVision
 
@@ -71,7 +72,7 @@ class WindowedTower:
         angle = halves(patches, spec)
         rotary = jnp.cos(angle), jnp.sin(angle)
 
-        @jax.jit  # traced once, not for each block
+        @traced_once
         def block(x: jax.Array, own: Params, among: jax.Array) -> jax.Array:
             y = norm(NORM, x, own["norm1"])
             q, k, v = (multiplied(y, own, each).reshape(len(x), spec.heads, -1) for each in "qkv")
