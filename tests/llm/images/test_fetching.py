@@ -1,6 +1,6 @@
 """Images by URL: only from the hosts of the config, at public addresses, also behind redirections.
 
-The addresses that must be refused are those that OWASP's page on server-side request forgery lists.
+Refused are this machine, private and link-local networks, the metadata server, multicast, and other ways to write them.
 """
 
 import socket
