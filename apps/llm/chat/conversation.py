@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from apps.llm.api import RequestError
-from apps.llm.chat.images import PARAGRAPH, SentImage, mark
+from apps.llm.chat.images import SentImage, mark
+from apps.llm.chat.reader import PARAGRAPH
 from apps.llm.chat.sendable_json import mended
 from apps.llm.chat.tools import NO_TOOLS, ToolUse
 

@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from apps.llm.api import RequestError
+from apps.llm.chat.reader import PARAGRAPH
 
 Detail = Literal["low", "high", "auto"]
 NONCE = secrets.token_hex(8)
 """No client knows it: what looks like a mark in a text is text."""
 BEGINS, ENDS = f"\ufdd0{NONCE}:", "\ufdd1"
 MARK = re.compile(f"{BEGINS}([0-9]+){ENDS}")
-PARAGRAPH = "\n\n"
-"""Separates texts that are joined into one turn."""
 DATA_URL = re.compile(r"data:image/[a-z0-9.+-]+(?:;[a-z0-9=._-]+)*;base64,", re.IGNORECASE)
 
 

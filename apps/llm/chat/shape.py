@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from apps.llm.api import RequestError
-from apps.llm.chat.images import PARAGRAPH
+from apps.llm.chat.reader import PARAGRAPH
 from apps.llm.chat.tools import Tool
 
 Message = Mapping[str, Any]

@@ -1,13 +1,11 @@
 """Engines of tiny models that see, each loaded once a session."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from apps.llm.text import Engine, EngineConfig
-from tests.llm.engine import tiny_models
+from apps.llm.text import Engine
 from tests.llm.images import seeing_models
 
 SEES = {"image_tokens": 160, "max_image_tokens": 64, "max_model_len": 320, "pages": 96}
@@ -27,16 +25,5 @@ def seeing(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 @pytest.fixture(scope="session")
-def load_seeing(seeing: Callable[[str], Path], compile_cache: str) -> Iterator[Callable[..., Engine]]:
-    engines: dict[tuple[tuple[str, Any], ...], Engine] = {}
-
-    def get(family: str = "qwen3_5", **settings: Any) -> Engine:
-        settings = tiny_models.SMALL | SEES | {"model": str(seeing(family)), "compile_cache": compile_cache} | settings
-        key = tuple(sorted(settings.items()))
-        if key not in engines:
-            engines[key] = Engine.load(EngineConfig(**settings))
-        return engines[key]
-
-    yield get
-    for engine in engines.values():
-        engine.shutdown()
+def load_seeing(seeing: Callable[[str], Path], load: Callable[..., Engine]) -> Callable[..., Engine]:
+    return lambda family="qwen3_5", **settings: load(**(SEES | {"model": str(seeing(family))} | settings))

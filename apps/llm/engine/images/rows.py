@@ -13,17 +13,12 @@ class ImageRows:
     """Holds rows for the images of running sequences. Others stay until their rows are needed, oldest first."""
 
     def __init__(self, total: int):
-        self.total, self.encodings = total, 0
+        self.encodings = 0
         self._free = list(range(total - 1, -1, -1))
         self._rows: dict[bytes, np.ndarray] = {}
         self._users: dict[bytes, int] = {}
         self._unused: OrderedDict[bytes, None] = OrderedDict()  # oldest first
         self._encoded: set[bytes] = set()
-
-    @property
-    def used(self) -> int:
-        """Rows of images, whether or not a sequence holds them."""
-        return self.total - len(self._free)
 
     def hold(self, images: PlacedImages, computed: int) -> bool:
         """Get rows for the images of which some tokens are to be computed; False, and none, if there is no room."""

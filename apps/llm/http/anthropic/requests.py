@@ -9,7 +9,8 @@ from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from apps.llm.api import MAX_MESSAGES, MAX_STOPS, MAX_TOOLS, RequestError
 from apps.llm.chat.conversation import ChatRequest, Conversation, PastCall, thinking_fields
-from apps.llm.chat.images import PARAGRAPH, SentImage, paragraphs
+from apps.llm.chat.images import SentImage, paragraphs
+from apps.llm.chat.reader import PARAGRAPH
 from apps.llm.chat.tools import CallMode, Tool, ToolUse
 from apps.llm.text.tokenizer.limits import NO_DEFAULTS
 from apps.llm.text_api import SamplingParams

@@ -9,7 +9,8 @@ from pydantic import Discriminator, Field, Tag, TypeAdapter, field_validator, mo
 
 from apps.llm.api import MAX_MESSAGES, RequestError
 from apps.llm.chat.conversation import Conversation, PastCall
-from apps.llm.chat.images import PARAGRAPH, Detail, SentImage, paragraphs
+from apps.llm.chat.images import Detail, SentImage, paragraphs
+from apps.llm.chat.reader import PARAGRAPH
 from apps.serving.ingress.bodies import Body
 
 TEXT_ONLY = "this server's models read text and images, not files or audio"

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from apps.llm.api import Capabilities, PromptImage, RequestError
 from apps.llm.chat.images import SentImage
 from apps.llm.engine.weights.checkpoint import Checkpoint
-from apps.llm.text.images.fetching import fetched
 from apps.llm.text.images.opening import decoded, opened
 from apps.llm.text.images.processors import ImageProcessor, processor_for
 
@@ -104,10 +103,14 @@ class ImageReader:
             raise RequestError(
                 sent.field, f"{sent.field}: must be a data URL: this server fetches no images (image_hosts)"
             )
+        from apps.llm.text.images.fetching import fetched  # brings httpx
+
         return fetched(sent.data, self._hosts, sent.field)
 
     def _read(self, image: "Image", sent: SentImage) -> ReadImage:
-        most = min(self._sizes.max_image_tokens, LOW_DETAIL if sent.detail == "low" else self._sizes.max_image_tokens)
+        most = self._sizes.max_image_tokens
+        if sent.detail == "low":
+            most = min(most, LOW_DETAIL)
         try:
             grid, pixels = self._processor.patches(image, most)
         except ValueError as error:  # far longer than wide

@@ -10,8 +10,7 @@ from typing import Any
 from apps.llm.engine.model.rope import UnsupportedModel
 from apps.llm.engine.model.towers.spec import Pixels, PixtralVision, QwenVision, Tower, WindowedVision
 
-QWEN = "qwen3_5", "qwen3_5_moe"
-SEEING = *QWEN, "qwen2_5_vl", "mistral3"
+SEEING = "qwen3_5", "qwen3_5_moe", "qwen2_5_vl", "mistral3"
 """Families whose towers are known."""
 Need = Callable[..., int]
 """A field of the tower's config, a positive number."""

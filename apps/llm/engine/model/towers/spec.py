@@ -62,11 +62,10 @@ class Tower:
 
 
 @dataclass(frozen=True, kw_only=True)
-class QwenVision(Tower):
-    """Qwen3.5's."""
+class _OfFrames(Tower):
+    """Qwen's, whose patches have several frames."""
 
     frames: int  # that a patch has in a video; an image's are all the same
-    grid: int  # side of the grid of learned positions, which is stretched to an image's
 
     @property
     def _around(self) -> int:
@@ -75,21 +74,22 @@ class QwenVision(Tower):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WindowedVision(Tower):
+class QwenVision(_OfFrames):
+    """Qwen3.5's."""
+
+    grid: int  # side of the grid of learned positions, which is stretched to an image's
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowedVision(_OfFrames):
     """Qwen2.5-VL's."""
 
-    frames: int
     window: int  # patches along a window's side
     whole: tuple[int, ...]  # blocks that attend to a whole image
 
     @property
     def _mlp_matrices(self) -> int:
         return 3
-
-    @property
-    def _around(self) -> int:
-        merged = self.width * self.patches_a_token
-        return merged * (merged + self.out) + self.width * self.bytes_a_patch * self.frames
 
 
 @dataclass(frozen=True, kw_only=True)
