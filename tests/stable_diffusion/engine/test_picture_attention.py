@@ -43,6 +43,20 @@ def test_the_kernel_is_as_plain(heads: int, head_dim: int, keys: int, monkeypatc
     np.testing.assert_allclose(kernel, attend(*qkv, heads, "xla"), atol=1e-5)
 
 
+@pytest.mark.parametrize("heads", [2, 3], ids=["two heads to a tile", "odd"])
+@pytest.mark.parametrize("seen", [256, 200, 100, 1])
+def test_keys_that_are_padding(heads: int, seen: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if they were not there; in the second block of keys there may be none but them."""
+    monkeypatch.setattr(attention, "KEYS", 128)
+    q, k, v = random_qkv(256, heads, 40)
+    expected = attend(q, k[:, :seen], v[:, :seen], heads, "xla")
+    there = jnp.arange(256)[None] < seen
+    with pltpu.force_tpu_interpret_mode():
+        kernel = attend(q, k, v, heads, "flash", seen=there)
+    np.testing.assert_allclose(kernel, expected, atol=1e-5)
+    np.testing.assert_allclose(attend(q, k, v, heads, "xla", seen=there), expected, atol=1e-5)
+
+
 def test_heads_that_zeros_fill_up() -> None:
     qkv = random_qkv(256, 2, 40)
     lanes = head_lanes(2, 40, 256, 256, "flash")

@@ -18,6 +18,7 @@ from jax.experimental.pallas import tpu as pltpu
 LONG = 1024  # positions from which the kernel pays off; below, the scores are small
 QUERIES, KEYS = 512, 4096  # whose scores are in VMEM at a time
 LANES = 128  # a vector register's width
+UNSEEN = -1e30  # score of a key that is not attended to: finite, for a block of keys may have no other
 
 
 def attend(
@@ -28,6 +29,7 @@ def attend(
     implementation: str,
     causal: bool = False,
     head_dim: int | None = None,
+    seen: jax.Array | None = None,
 ) -> jax.Array:
     """Scaled dot product attention.
 
@@ -35,14 +37,15 @@ def attend(
         q: [batch, queries, heads * lanes]; `k` and `v` [batch, positions, heads * lanes].
         implementation: `xla`; or `flash`, which takes long self attention on a TPU and leaves the rest to XLA.
         head_dim: a head's dimensions, if zeros fill up its lanes (see `head_lanes`); default: all of its lanes.
+        seen: [batch, positions] bool, the keys that are attended to; default: all.
 
     Returns:
         [batch, queries, heads * lanes] in q's type.
     """
     head_dim = head_dim or q.shape[-1] // heads
     if not causal and _suits_kernel(q.shape[1], k.shape[1], implementation):
-        return _flash(q, k, v, heads, head_dim)
-    return _plain(q, k, v, heads, head_dim, causal)
+        return _flash(q, k, v, heads, head_dim, seen)
+    return _plain(q, k, v, heads, head_dim, causal, seen)
 
 
 def head_lanes(heads: int, head_dim: int, queries: int, positions: int, implementation: str) -> int:
@@ -95,15 +98,19 @@ def _join(x: jax.Array) -> jax.Array:
     return x.swapaxes(1, 2).reshape(x.shape[0], x.shape[2], -1)
 
 
-def _plain(q: jax.Array, k: jax.Array, v: jax.Array, heads: int, head_dim: int, causal: bool) -> jax.Array:
+def _plain(
+    q: jax.Array, k: jax.Array, v: jax.Array, heads: int, head_dim: int, causal: bool, seen: jax.Array | None
+) -> jax.Array:
     q, k, v = (_split(x, heads) for x in (q, k, v))
     scores = jnp.einsum("bhqd,bhkd->bhqk", q, k, preferred_element_type=jnp.float32) * head_dim**-0.5
     if causal:
         scores = jnp.where(jnp.tri(scores.shape[-2], scores.shape[-1], dtype=bool), scores, -jnp.inf)
+    if seen is not None:
+        scores = jnp.where(seen[:, None, None], scores, UNSEEN)
     return _join(jnp.einsum("bhqk,bhkd->bhqd", jax.nn.softmax(scores, axis=-1).astype(v.dtype), v))
 
 
-def _flash(q: jax.Array, k: jax.Array, v: jax.Array, heads: int, head_dim: int) -> jax.Array:
+def _flash(q: jax.Array, k: jax.Array, v: jax.Array, heads: int, head_dim: int, seen: jax.Array | None) -> jax.Array:
     batch, positions, given = q.shape[0], q.shape[1], q.shape[2] // heads
     packed, width = tile(heads, head_dim)
     queries, keys = blocks(positions, width, q.dtype.itemsize)
@@ -113,26 +120,32 @@ def _flash(q: jax.Array, k: jax.Array, v: jax.Array, heads: int, head_dim: int) 
     moved = (2 + 2 * reads) * batch * positions * (heads // packed) * width * q.dtype.itemsize
     of_queries = pl.BlockSpec((1, queries, width), lambda i, tile, block, _: (i, block, tile))
     of_keys = pl.BlockSpec((1, keys, width), lambda i, tile, _, block: (i, block, tile))
+    more, of_more = [], []
+    if seen is not None:
+        more = [jnp.where(seen, 0, UNSEEN).astype(jnp.float32)[:, None]]
+        of_more = [pl.BlockSpec((1, 1, keys), lambda i, tile, _, block: (i, 0, block))]
     out = pl.pallas_call(
-        partial(_kernel, packed=packed),
+        partial(_kernel, packed=packed, masked=seen is not None),
         grid=(batch, heads // packed, positions // queries, positions // keys),
-        in_specs=[of_queries, of_keys, of_keys],
+        in_specs=[of_queries, of_keys, of_keys, *of_more],
         out_specs=of_queries,
         out_shape=jax.ShapeDtypeStruct((batch, positions, heads // packed * width), q.dtype),
         scratch_shapes=[pltpu.VMEM((packed, queries, n), jnp.float32) for n in (1, 1, width) if keys < positions],
         cost_estimate=pl.CostEstimate(flops=4 * scores * head_dim, bytes_accessed=moved, transcendentals=scores),
         name="attention",
-    )(*(pad_heads(x, heads, width // packed) for x in (q, k, v)))
+    )(*(pad_heads(x, heads, width // packed) for x in (q, k, v)), *more)
     return out.reshape(batch, positions, heads, -1)[..., :given].reshape(q.shape)
 
 
-def _kernel(q_ref: Any, k_ref: Any, v_ref: Any, out_ref: Any, *state: Any, packed: int) -> None:
+def _kernel(q_ref: Any, k_ref: Any, v_ref: Any, *others: Any, packed: int, masked: bool) -> None:
     """One tile of heads, for one block of queries and one of keys: [1, queries or keys, width].
 
     Args:
-        state: of several blocks of keys, the scores' maximum and the sum of weights [packed, queries, 1], and the
-            weighted sum of values [packed, queries, width], of which a head's own lanes count.
+        others: if `masked`, what is added to the scores of each key, [1, 1, keys]; the output, like q; and of several
+            blocks of keys, the scores' maximum and the sum of weights [packed, queries, 1], and the weighted sum of
+            values [packed, queries, width], of which a head's own lanes count.
     """
+    out_ref, *state = others[masked:]
     q, out = q_ref[0], jnp.zeros(q_ref.shape[1:], jnp.float32)
     width = q.shape[1]
     head = jax.lax.div(jax.lax.broadcasted_iota(jnp.int32, (1, width), 1), width // packed)  # of each lane
@@ -146,6 +159,8 @@ def _kernel(q_ref: Any, k_ref: Any, v_ref: Any, out_ref: Any, *state: Any, packe
     for i in range(packed):
         mine = jnp.where(head == i, q, 0).astype(q.dtype)  # zeros hide the other heads' keys
         scores = _product(mine, k_ref[0], 1)
+        if masked:
+            scores = scores + others[0][0]
         most = scores.max(1, keepdims=True)
         if state:
             most = jnp.maximum(most, state[0][i])
