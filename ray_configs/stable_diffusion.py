@@ -12,7 +12,7 @@ DEMO_MODEL = str(Path(__file__).resolve().parent.parent / "apps" / "stable_diffu
 
 
 class StableDiffusionConfig(AppConfig):
-    """One Stable Diffusion 1.x, 2.x or XL pipeline: `serve run apps.stable_diffusion:build model=PATH ...`."""
+    """A pipeline of Stable Diffusion (1.x, 2.x, XL) or Z-Image: `serve run apps.stable_diffusion:build model=PATH`."""
 
     import_path: ClassVar[str] = "apps.stable_diffusion:build"
     default_name: ClassVar[str] = "stable-diffusion"
@@ -27,7 +27,7 @@ class StableDiffusionConfig(AppConfig):
     backend: Literal["auto", "jax", "torch", "torch_xla"] = "auto"
     """auto: JAX on a TPU and on a CPU, where it was measured to be faster; PyTorch on a GPU."""
     scheduler: Literal["ddim", "euler", "euler-ancestral", "dpm-solver++", "lcm"] = "ddim"
-    """Default sampler; a request may name another."""
+    """Default sampler; a request may name another. Z-Image takes euler alone."""
     sizes: tuple[str, ...] = ("512x512",)
     """Picture sizes, WIDTHxHEIGHT in pixels. Each is compiled before the replica is ready; other sizes are refused."""
     num_inference_steps: int = Field(50, ge=1, le=1000)
@@ -35,10 +35,11 @@ class StableDiffusionConfig(AppConfig):
     max_inference_steps: int = Field(100, ge=1, le=1000)
     """Most denoising steps that a request may ask for."""
     guidance_scale: float = Field(7.5, ge=0, le=50)
-    """Default weight of the prompt against the empty one; 1 and below turns guidance off (Turbo models)."""
+    """Default weight of the prompt against the empty one; 1 and below turns guidance off (Turbo models). Z-Image's
+    begins above 0, as in diffusers."""
     max_batch_size: int = Field(8, ge=1, le=256)
-    """Pictures of one size that are denoised together, whatever their steps and schedulers. They join and leave between
-    steps. The batch is split over the slice's chips."""
+    """Pictures of one size (with Z-Image, of similar sizes) that are denoised together, whatever their steps and
+    schedulers. They join and leave between steps. The batch is split over the slice's chips."""
     max_waiting: int = Field(64, ge=1)
     """Pictures that may wait for a place in the batch; one more is refused with 429 and Retry-After."""
     max_images_per_request: int = Field(4, ge=1, le=256)

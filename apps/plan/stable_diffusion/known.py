@@ -78,6 +78,43 @@ XL: Configs = {
     "vae": VAE | {"scaling_factor": 0.13025},
 }
 
+Z_IMAGE: Configs = {
+    "text_encoder": {
+        "model_type": "qwen3",
+        "vocab_size": 151936,
+        "hidden_size": 2560,
+        "intermediate_size": 9728,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 40960,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000,
+        "hidden_act": "silu",
+        "tie_word_embeddings": True,
+    },
+    "transformer": {
+        "in_channels": 16,
+        "dim": 3840,
+        "n_layers": 30,
+        "n_refiner_layers": 2,
+        "n_heads": 30,
+        "n_kv_heads": 30,
+        "cap_feat_dim": 2560,
+        "axes_dims": [32, 48, 48],
+        "axes_lens": [1024, 512, 512],
+    },
+    "vae": VAE
+    | {
+        "latent_channels": 16,
+        "scaling_factor": 0.3611,
+        "shift_factor": 0.1159,
+        "use_quant_conv": False,
+        "use_post_quant_conv": False,
+    },
+}
+
 MODELS: dict[str, Configs] = {
     "CompVis/stable-diffusion-v1-4": ONE,
     "runwayml/stable-diffusion-v1-5": ONE,
@@ -90,6 +127,7 @@ MODELS: dict[str, Configs] = {
     "stabilityai/sd-turbo": TWO,
     "stabilityai/stable-diffusion-xl-base-1.0": XL,
     "stabilityai/sdxl-turbo": XL,
+    "Tongyi-MAI/Z-Image-Turbo": Z_IMAGE,
 }
 
 RECORDS = {"v5e": 0.438, "v6e": 1.360}

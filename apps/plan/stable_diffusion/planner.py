@@ -1,7 +1,7 @@
 """Plans one Stable Diffusion config on one slice: compiles its programs, counts their work, divides by peak rates."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,15 +17,15 @@ from apps.plan.report import core_notes, run_fields
 from apps.plan.stable_diffusion import known
 from apps.plan.stable_diffusion.known import Configs
 from apps.plan.stable_diffusion.report import ImagePlan, Program, Rate
-from apps.stable_diffusion.engine.backends.programs import Programs
-from apps.stable_diffusion.engine.model import attention, unet, vae
+from apps.stable_diffusion.engine.backends.assembly import programs_of
+from apps.stable_diffusion.engine.conditioning.chat_prompts import POSITIONS
+from apps.stable_diffusion.engine.model import attention
 from apps.stable_diffusion.engine.model.checkpoint import Checkpoint
-from apps.stable_diffusion.engine.model.weights import declared
+from apps.stable_diffusion.engine.model.pipelines import Z_IMAGE, kind_with
 from ray_configs.stable_diffusion import StableDiffusionConfig
 from ray_configs.tpu import TpuSlice
 from ray_configs.tpu.peaks import Peaks
 
-TEXT_ENCODERS = ("text_encoder", "text_encoder_2")
 Tell = Callable[[str], None]
 
 
@@ -66,10 +66,13 @@ class PicturePrograms:
     specs: Mapping[Key, ProgramSpec]
     size: tuple[int, int]
     """Width and height in pixels."""
+    group: Hashable
+    """Its denoising programs' own name: see `Denoiser.group`."""
     batches: tuple[int, ...]
     """Pictures of each denoising program, all chips together."""
+    guided: bool
     weights: int
-    """Bytes of all components' weights."""
+    """Bytes of all components' weights on each device."""
 
     @classmethod
     def of(cls, workload: PictureWorkload, configs: Configs) -> "PicturePrograms":
@@ -80,25 +83,23 @@ class PicturePrograms:
             NoCompiler: there is no TPU compiler, or it does not know the slice.
         """
         config, slice = workload.config, workload.slice
-        programs = Programs(
-            mesh=topology.mesh(slice, "data", len(topology.devices(slice))),
-            text_configs=tuple(configs[name] for name in TEXT_ENCODERS if name in configs),
-            unet=unet.UNetArchitecture.of(configs["unet"]),
-            vae=vae.VaeArchitecture.of(configs["vae"]),
-            attention="flash",
-            dtype=jnp.dtype(config.dtype),
-            guided=config.guidance_scale > 1,
-        )
         width, height = (int(side) for side in workload.size.split("x"))
-        if width % programs.vae.reduction or height % programs.vae.reduction:
-            raise ValueError(f"size {workload.size}: this model needs multiples of {programs.vae.reduction}")
-        size, lengths = (width, height), tuple(each["max_position_embeddings"] for each in programs.text_configs)
-        functions = programs.functions(lengths, size)
-        arrays = {part: declared(function, programs.dtype) for part, function in functions.items()}
-        arrays = jax.tree.map(lambda shape: programs.shape(shape.shape, shape.dtype), arrays)
+        size, kind, dtype = (width, height), kind_with(configs), jnp.dtype(config.dtype)
+        lengths = tuple(configs[name].get("max_position_embeddings", 77) for name in kind.text_encoders)
+        programs = programs_of(
+            kind,
+            configs,
+            (size,),
+            (POSITIONS,) if kind is Z_IMAGE else lengths,
+            mesh=topology.mesh(slice, "data", len(topology.devices(slice))),
+            attention="flash",
+            dtype=dtype,
+            guided=kind.guided(config.guidance_scale),
+        )
+        forms = programs.forms(size)
         batches = tuple(count * slice.chips for count in workload.pictures)
-        specs = {spec.key: spec for spec in programs.listed(arrays, lengths, (size,), batches)}
-        return cls(workload, specs, size, batches, _nbytes(arrays))
+        specs = {spec.key: spec for spec in programs.listed(forms, (size,), batches)}
+        return cls(workload, specs, size, programs.denoiser.group(size), batches, programs.guided, _shard_bytes(forms))
 
     def measured(self, key: Key) -> tuple[Measured, KernelCost]:
         """Compiles a program: the compiler's figures, and its attention kernels' cost."""
@@ -129,12 +130,12 @@ def plan(workload: PictureWorkload, tell: Tell = lambda _: None) -> ImagePlan:
     text = program(("text",), "text encoder", 1)
     decoder = program(("decode", size), "VAE decoder", 1)
     denoising = [
-        program(("denoise", size, b), f"step, {count} a chip", count / cores)
+        program(("denoise", programs.group, b), f"step, {count} a chip", count / cores)
         for b, count in zip(programs.batches, workload.pictures)
     ]
     usable = topology.usable_hbm(slice)
     rates = [
-        _rate(count, denoising[: i + 1], decoder, text, workload, weights, usable, cores)
+        _rate(count, denoising[: i + 1], decoder, text, programs, usable, cores)
         for i, count in enumerate(workload.pictures)
     ]
     return ImagePlan(
@@ -145,7 +146,7 @@ def plan(workload: PictureWorkload, tell: Tell = lambda _: None) -> ImagePlan:
         devices_per_chip=cores,
         size=workload.size,
         dtype=config.dtype,
-        guided=config.guidance_scale > 1,
+        guided=programs.guided,
         steps=config.num_inference_steps,
         weights_gib=weights / 2**30,
         usable_gib=usable / 2**30,
@@ -159,7 +160,7 @@ def plan(workload: PictureWorkload, tell: Tell = lambda _: None) -> ImagePlan:
 
 def _reported(programs: PicturePrograms, key: Key, name: str, pictures: float, peaks: Peaks) -> Program:
     measured, kernel = programs.measured(key)
-    weights = _nbytes(programs.specs[key].arguments[0])  # they come first
+    weights = _shard_bytes(programs.specs[key].arguments[0])  # they come first
     return Program(
         **run_fields(measured, [kernel], run_time(measured, [kernel], peaks)),
         name=name,
@@ -173,8 +174,10 @@ def _reported(programs: PicturePrograms, key: Key, name: str, pictures: float, p
     )
 
 
-def _nbytes(tree: Any) -> int:
-    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+def _shard_bytes(forms: Any) -> int:
+    """Bytes on each device."""
+    shards = ((leaf.sharding.shard_shape(leaf.shape), leaf.dtype.itemsize) for leaf in jax.tree.leaves(forms))
+    return sum(math.prod(shape) * itemsize for shape, itemsize in shards)
 
 
 def attention_kernels(module: Module) -> KernelCost:
@@ -202,8 +205,7 @@ def _rate(
     denoising: list[Program],
     decoder: Program,
     text: Program,
-    workload: PictureWorkload,
-    weights: float,
+    programs: PicturePrograms,
     usable: float,
     cores: int,
 ) -> Rate:
@@ -212,15 +214,15 @@ def _rate(
     Args:
         denoising: the programs of a replica for so many pictures; the last one is used here.
     """
-    step = denoising[-1]
-    steps, texts = workload.config.num_inference_steps, count * (2 if workload.config.guidance_scale > 1 else 1)
+    step, workload, guided = denoising[-1], programs.workload, programs.guided
+    steps, texts = workload.config.num_inference_steps, count * (2 if guided else 1)
 
     def seconds(part: str) -> float:
         decoding = math.ceil(count / cores) * getattr(decoder, part)
         return steps * getattr(step, part) + decoding + texts * workload.slice.chips * getattr(text, part)
 
     largest = max(program.inputs_gib + program.temporaries_gib for program in (step, decoder, text))
-    needed = weights / 2**30 + largest + sum(program.code_gib for program in (*denoising, decoder, text))
+    needed = programs.weights / 2**30 + largest + sum(program.code_gib for program in (*denoising, decoder, text))
     return Rate(
         pictures=count,
         seconds=seconds("estimate_s"),

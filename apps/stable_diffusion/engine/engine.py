@@ -86,6 +86,9 @@ class Engine(EngineThread):
             compile_cache=config.compile_cache,
             progress=_say,
         )
+        if config.scheduler not in backend.schedulers:
+            only = " or ".join(backend.schedulers)
+            raise ValueError(f"scheduler is {config.scheduler}, which cannot serve {config.model}: set it to {only}")
         return cls(backend, config.max_waiting)
 
     # -- the callers' side --------------------------------------------------------------------------------------
@@ -114,7 +117,8 @@ class Engine(EngineThread):
                 message = f"{self._jobs.waiting} pictures wait already, of at most {self.max_waiting}"
                 raise QueueFull(message, self._retry_after(len(requests)))
             job.put(QueuePosition(self._jobs.waiting + self._jobs.queue.running))
-            tasks = [PictureTask(job, index, self._numbers + index, now) for index in range(len(requests))]
+            groups = [self.backend.group((request.width, request.height)) for request in requests]
+            tasks = [PictureTask(job, i, self._numbers + i, now, group) for i, group in enumerate(groups)]
             self._numbers += len(tasks)
             self._jobs.waiting += len(tasks)
             self._ask(self._incoming, tasks)
@@ -189,14 +193,14 @@ class Engine(EngineThread):
         if batch:
             self.backend.wait([task.picture for task in batch])
             if not started:  # else the time includes more than the steps
-                self.step_times.note(batch[0].size, len(batch), steps, time.monotonic() - began)
+                self.step_times.note(batch[0].group, len(batch), steps, time.monotonic() - began)
             self._jobs.hand_out(batch)
 
     def _launch(self, batch: list[PictureTask]) -> int:
         """Launch the next steps of a batch; returns how many."""
         if not batch:
             return 0
-        steps = self._jobs.queue.steps(batch, self.step_times.seconds_per_step(batch[0].size, len(batch)))
+        steps = self._jobs.queue.steps(batch, self.step_times.seconds_per_step(batch[0].group, len(batch)))
         self._steps += steps * len(batch)
         self.backend.denoise([task.picture for task in batch], steps)
         return steps

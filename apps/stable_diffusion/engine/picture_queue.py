@@ -1,17 +1,17 @@
 """Continuous batching between denoising steps: which pictures advance together, and by how many steps.
 
-Pictures of a batch share their size and nothing else: schedulers, step counts and guidance are per-picture numbers. The
-oldest picture decides the size, and others of that size join it. So a picture waits only for older ones, and no size
-starves another.
+Pictures of a batch share their group of sizes and nothing else: schedulers, step counts and guidance are per-picture
+numbers. The oldest picture decides the group, and others of it join. So a picture waits only for older ones, and no
+size starves another.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 
 from apps.stable_diffusion.engine.backends.backend import Picture
 from apps.stable_diffusion.engine.job import PictureJob
-from apps.stable_diffusion.engine.request import PictureRequest, Size
+from apps.stable_diffusion.engine.request import PictureRequest
 
 LAUNCH_S = 0.05
 """Longest launch, unless a single step takes longer: aborts and progress events wait for the end of a launch."""
@@ -25,6 +25,7 @@ class PictureTask:
     index: int  # which of the job's pictures
     number: int  # tasks submitted before it
     submitted: float  # time.monotonic()
+    group: Hashable  # see `Backend.group`
     picture: Picture | None = None  # None: it waits
     previews: tuple[int, ...] = ()  # steps after which previews are still to be sent
     shown: int = 0  # previews sent
@@ -32,10 +33,6 @@ class PictureTask:
     @property
     def request(self) -> PictureRequest:
         return self.job.requests[self.index]
-
-    @property
-    def size(self) -> Size:
-        return self.request.width, self.request.height
 
     @property
     def begun(self) -> Picture:
@@ -51,12 +48,12 @@ class PictureTask:
 
 
 class PictureQueue:
-    """The waiting and the running tasks, by size. At most `largest` of a size run at once."""
+    """The waiting and the running tasks, by group. At most `largest` of a group run at once."""
 
     def __init__(self, largest: int):
         self._largest = largest
-        self._waiting: dict[Size, deque[PictureTask]] = {}
-        self._running: dict[Size, list[PictureTask]] = {}
+        self._waiting: dict[Hashable, deque[PictureTask]] = {}
+        self._running: dict[Hashable, list[PictureTask]] = {}
 
     @property
     def running(self) -> int:
@@ -72,29 +69,29 @@ class PictureQueue:
             yield from tasks
 
     def add(self, task: PictureTask) -> None:
-        self._waiting.setdefault(task.size, deque()).append(task)
+        self._waiting.setdefault(task.group, deque()).append(task)
 
     def started(self, task: PictureTask) -> None:
         """Move a task, which has its picture now, from waiting to running."""
-        self._waiting[task.size].remove(task)
-        self._running.setdefault(task.size, []).append(task)
+        self._waiting[task.group].remove(task)
+        self._running.setdefault(task.group, []).append(task)
 
     def remove(self, task: PictureTask) -> None:
         """Remove a task that has ended, in whatever way."""
         tasks = self._waiting if task.picture is None else self._running
-        tasks[task.size].remove(task)
+        tasks[task.group].remove(task)
 
     def batch(self) -> list[PictureTask]:
         """The tasks to advance next; empty if there are none, or if the next in turn must be started first."""
-        size = self._turn()
-        return [] if size is None else list(self._running.get(size, ()))
+        group = self._turn()
+        return [] if group is None else list(self._running.get(group, ()))
 
     def joining(self) -> list[PictureTask]:
         """The waiting tasks that fit into the batch whose turn it is."""
-        if (size := self._turn()) is None:
+        if (group := self._turn()) is None:
             return []
-        places = self._largest - len(self._running.get(size, ()))
-        return [task for task, _ in zip(self._waiting.get(size, ()), range(places))]
+        places = self._largest - len(self._running.get(group, ()))
+        return [task for task, _ in zip(self._waiting.get(group, ()), range(places))]
 
     def steps(self, batch: list[PictureTask], seconds_per_step: float | None) -> int:
         """Steps of one launch: none beyond a picture's end or preview, and just one while others can join."""
@@ -103,18 +100,18 @@ class PictureQueue:
             return 1
         return max(1, min(least, int(LAUNCH_S / max(seconds_per_step, 1e-6))))
 
-    def seconds_ahead(self, seconds_per_step: Callable[[Size], float]) -> float:
+    def seconds_ahead(self, seconds_per_step: Callable[[Hashable], float]) -> float:
         """Estimated seconds for all running and waiting tasks, as far as steps have been timed."""
         total = 0.0
-        for size in {*self._running, *self._waiting}:
-            running, waiting = self._running.get(size, ()), self._waiting.get(size, ())
+        for group in {*self._running, *self._waiting}:
+            running, waiting = self._running.get(group, ()), self._waiting.get(group, ())
             steps = sum(task.begun.steps_total - task.begun.steps_done for task in running)
             steps += sum(task.request.num_inference_steps for task in waiting)
             together = max(1, min(self._largest, len(running) + len(waiting)))
-            total += steps / together * seconds_per_step(size)
+            total += steps / together * seconds_per_step(group)
         return total
 
-    def _turn(self) -> Size | None:
-        """The size of the oldest task."""
+    def _turn(self) -> Hashable | None:
+        """The group of the oldest task."""
         firsts = [tasks[0] for tasks in (*self._running.values(), *self._waiting.values()) if tasks]
-        return min(firsts, key=lambda task: task.number).size if firsts else None
+        return min(firsts, key=lambda task: task.number).group if firsts else None

@@ -1,10 +1,8 @@
 """Measured times of denoising steps."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-
-from apps.stable_diffusion.engine.request import Size
 
 NEW = 0.3
 """Weight of the newest step in the smoothed time."""
@@ -19,26 +17,26 @@ class Launch:
 
 
 class StepTimes:
-    """Smoothed seconds per step, for each size and batch size that a program is compiled for."""
+    """Smoothed seconds per step, for each group of sizes and batch size that a program is compiled for."""
 
     def __init__(self, batch_sizes: Sequence[int]):
         self.launches: deque[Launch] = deque(maxlen=4096)
         """The latest launches, oldest first; the publisher of metrics removes them."""
         self._batch_sizes = tuple(batch_sizes)
-        self._seconds: dict[tuple[Size, int], float] = {}
+        self._seconds: dict[tuple[Hashable, int], float] = {}
 
-    def note(self, size: Size, pictures: int, steps: int, seconds: float) -> None:
-        shape, step = self._shape(size, pictures), seconds / steps
+    def note(self, group: Hashable, pictures: int, steps: int, seconds: float) -> None:
+        shape, step = self._shape(group, pictures), seconds / steps
         self._seconds[shape] = NEW * step + (1 - NEW) * self._seconds.get(shape, step)
         self.launches.append(Launch(pictures, step))
 
-    def seconds_per_step(self, size: Size, pictures: int) -> float | None:
+    def seconds_per_step(self, group: Hashable, pictures: int) -> float | None:
         """Of a batch; None: not measured yet."""
-        return self._seconds.get(self._shape(size, pictures))
+        return self._seconds.get(self._shape(group, pictures))
 
-    def slowest(self, size: Size) -> float:
-        """Longest seconds per step of a size; 0 if none was measured. Safe from any thread."""
-        return max((seconds for (known, _), seconds in list(self._seconds.items()) if known == size), default=0.0)
+    def slowest(self, group: Hashable) -> float:
+        """Longest seconds per step of a group; 0 if none was measured. Safe from any thread."""
+        return max((seconds for (known, _), seconds in list(self._seconds.items()) if known == group), default=0.0)
 
-    def _shape(self, size: Size, pictures: int) -> tuple[Size, int]:
-        return size, next(n for n in self._batch_sizes if n >= pictures)
+    def _shape(self, group: Hashable, pictures: int) -> tuple[Hashable, int]:
+        return group, next(n for n in self._batch_sizes if n >= pictures)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from apps.stable_diffusion.engine.job import PictureJob
-from apps.stable_diffusion.engine.request import PictureRequest
+from apps.stable_diffusion.engine.request import SCHEDULERS, PictureRequest, Scheduler
 
 
 @dataclass(eq=False)
@@ -29,6 +29,7 @@ class LoopBackend:
     name: str = "numpy"
     device: str = "cpu"
     sizes: tuple[tuple[int, int], ...] = ((16, 16), (32, 16))
+    schedulers: tuple[Scheduler, ...] = SCHEDULERS
     batch_sizes: tuple[int, ...] = (1, 2, 4)
     compiles_after_ready: int = 0
     launches: list[tuple[tuple[str, ...], int]] = field(default_factory=list)  # (prompts, steps)
@@ -39,6 +40,9 @@ class LoopBackend:
 
     def __post_init__(self) -> None:
         self.gate.set()
+
+    def group(self, size: tuple[int, int]) -> tuple[int, int]:
+        return size
 
     def start(self, request: PictureRequest) -> Sketch:
         self.at_start(request)

@@ -6,7 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.sharding import Mesh
 from typer.testing import CliRunner
@@ -15,10 +17,9 @@ from apps.plan import hlo
 from apps.plan.report import LABEL
 from apps.plan.stable_diffusion import known, planner
 from apps.plan.stable_diffusion.report import ImagePlan, Rate
+from apps.stable_diffusion.engine.backends.assembly import programs_of
 from apps.stable_diffusion.engine.backends.jax_backend import JaxBackend
-from apps.stable_diffusion.engine.backends.programs import Programs
-from apps.stable_diffusion.engine.model import unet, vae
-from apps.stable_diffusion.engine.model.weights import declared
+from apps.stable_diffusion.engine.model.pipelines import XL, kind_with
 from apps.stable_diffusion.plan import app
 from ray_configs.stable_diffusion import StableDiffusionConfig
 from ray_configs.tpu import GENERATIONS, TpuSlice
@@ -60,23 +61,22 @@ SIZES = {
 
 @pytest.mark.parametrize("model", SIZES)
 def test_known_models_have_the_size_that_their_cards_state(model: str) -> None:
-    import jax
-
     configs = known.MODELS[model]
-    programs = Programs(
-        mesh=Mesh(jax.devices()[:1], ("data",)),
-        text_configs=tuple(configs[name] for name in planner.TEXT_ENCODERS if name in configs),
-        unet=unet.UNetArchitecture.of(configs["unet"]),
-        vae=vae.VaeArchitecture.of(configs["vae"]),
+    kind = kind_with(configs)
+    programs = programs_of(
+        kind,
+        configs,
+        ((512, 512),),
+        (77,) * len(kind.text_encoders),
+        mesh=Mesh(np.array(jax.devices()[:1]), ("data",)),
         attention="xla",
         dtype=jnp.dtype("bfloat16"),
         guided=True,
     )
-    lengths = (77,) * len(programs.text_configs)
-    for part, function in programs.functions(lengths, (512, 512)).items():
-        count = sum(shape.size for shape in declared(function, programs.dtype).values()) / 1e6
+    for part, forms in programs.forms((512, 512)).items():
+        count = sum(form.size for form in jax.tree.leaves(forms)) / 1e6
         # XL reads its first encoder's last layer but one, so the norm behind it is not asked for.
-        assert count == pytest.approx(SIZES[model][part], rel=0.06 if len(lengths) == 2 else 0.002), part
+        assert count == pytest.approx(SIZES[model][part], rel=0.06 if kind is XL else 0.002), part
 
 
 @pytest.mark.parametrize(("slice", "said"), [("v5e", "0.438"), ("v6e", "1.36"), ("v4", None)])
@@ -97,10 +97,13 @@ def test_what_mlperf_measured_stands_beside_a_plan_for_the_same(slice: str, said
 
 def test_what_is_declared_is_what_a_checkpoint_has(checkpoint) -> None:
     made = JaxBackend(str(checkpoint("sdxl")), sizes=[(64, 64)], max_batch_size=1, dtype="float32")
-    functions = made.programs.functions(made.prompts.lengths, (64, 64))
-    for part, function in functions.items():
-        shapes = {name: shape.shape for name, shape in declared(function, made.programs.dtype).items()}
-        assert shapes == {name: array.shape for name, array in made._weights[part].items()}
+    declared = {
+        part: {name: form.shape for name, form in forms.items()}
+        for part, forms in made.programs.forms((64, 64)).items()
+    }
+    assert declared == {
+        part: {name: array.shape for name, array in arrays.items()} for part, arrays in made._weights.items()
+    }
 
 
 def test_models_are_found_by_their_last_name() -> None:

@@ -9,6 +9,7 @@ import torch
 import transformers
 
 Family = Literal["sd1", "sd2", "sdxl", "sd-turbo", "sdxl-turbo"]
+"""Of UNets: see `tiny_transformers` for others."""
 
 WORDS = [
     "a",
@@ -105,7 +106,7 @@ def save(family: Family, folder: str | Path, seed: int = 0, dtype: str = "float3
     parts["unet"] = diffusers.UNet2DConditionModel(**unet)
     for module in parts.values():
         if isinstance(module, torch.nn.Module):
-            _shake(module)
+            shake(module)
             module.eval()
             if dtype != "float32":
                 module.to(getattr(torch, dtype))
@@ -124,7 +125,7 @@ def _scheduler(family: Family, turbo: bool) -> Any:
     )
 
 
-def _shake(module: torch.nn.Module) -> None:
+def shake(module: torch.nn.Module) -> None:
     """Randomize norms and biases, and scale matrices to preserve a signal's size, so that zeros hide no mistake."""
     with torch.no_grad():
         for name, weight in module.named_parameters():

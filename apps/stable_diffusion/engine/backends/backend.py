@@ -2,15 +2,15 @@
 
 All schedulers are linear in (sample, prediction, last estimate, noise), so a picture carries its own table of
 coefficients (`schedules`), and one compiled step serves pictures of any scheduler, number of steps and guidance scale
-side by side: pictures join and leave a batch between steps. Only the size is fixed within a batch.
+side by side: pictures join and leave a batch between steps. Only the `group` of sizes is fixed within a batch.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Protocol, TypeVar
 
 import numpy as np
 
-from apps.stable_diffusion.engine.request import PictureRequest
+from apps.stable_diffusion.engine.request import PictureRequest, Scheduler, Size
 
 Progress = Callable[[str, int, int, float], None]
 """Called with (program, number done, total, its seconds) after each compilation."""
@@ -42,12 +42,17 @@ class Backend(Protocol[PictureT]):
     """Human-readable device: 'TPU v5 lite x4', 'cpu'."""
     sizes: tuple[tuple[int, int], ...]
     """(width, height) in pixels that it is compiled for."""
+    schedulers: tuple[Scheduler, ...]
+    """Those that can serve the model."""
     batch_sizes: tuple[int, ...]
     """Compiled batch sizes, ascending; a smaller batch is padded up to the next of them."""
 
     @property
     def compiles_after_ready(self) -> int:
         """Programs compiled since it was ready, as far as they are counted: a defect if not 0."""
+
+    def group(self, size: Size) -> Hashable:
+        """What pictures of this size can be in a batch with: for a UNet the size, for a transformer similar ones."""
 
     def compile(self, progress: Progress | None = None) -> None:
         """Make it ready: compile every program that a request may need."""
@@ -58,7 +63,7 @@ class Backend(Protocol[PictureT]):
     def denoise(self, pictures: Sequence[PictureT], steps: int) -> None:
         """Launch `steps` steps of each picture, without waiting for them.
 
-        All have the same size, and are at most `batch_sizes[-1]`; each has at least `steps` steps left.
+        All are of one `group`, and are at most `batch_sizes[-1]`; each has at least `steps` steps left.
         """
 
     def wait(self, pictures: Sequence[PictureT]) -> None:

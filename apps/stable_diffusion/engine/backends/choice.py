@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from apps.stable_diffusion.engine.backends.backend import Backend
 from apps.stable_diffusion.engine.model.checkpoint import Checkpoint
+from apps.stable_diffusion.engine.model.pipelines import PipelineKind
 
 log = logging.getLogger("podslice")
 
@@ -28,7 +29,7 @@ def open_backend(
     Args:
         model: local folder, hub id, or fsspec URL.
         sizes: (width, height) in pixels.
-        guidance_scale: default of requests; at 1 and below, requests cannot use guidance.
+        guidance_scale: default of requests; if that is without guidance, they cannot use it.
         compile_cache: folder that keeps compiled programs (jax).
         progress: called with (program, number done, total, its seconds) while compiling.
 
@@ -37,11 +38,11 @@ def open_backend(
         ValueError: a size that the model cannot make.
     """
     checkpoint = Checkpoint(model)
-    chosen = choose() if backend == "auto" else backend
+    chosen = choose(checkpoint.kind) if backend == "auto" else backend
     settings: dict[str, Any] = {
         "sizes": tuple(sizes),
         "max_batch_size": max_batch_size,
-        "guided": guidance_scale > 1,
+        "guided": checkpoint.kind.guided(guidance_scale),
         "dtype": dtype,
     }
     if chosen == "jax":
@@ -57,18 +58,21 @@ def open_backend(
     return opened
 
 
-def choose() -> Literal["jax", "torch"]:
-    """jax on a TPU and on a CPU; torch on a GPU, diffusers' home ground.
+def choose(kind: PipelineKind) -> Literal["jax", "torch"]:
+    """jax on a TPU and on a CPU; torch on a GPU, diffusers' home ground, for models that it can make ready here.
 
     On a CPU the jitted programs took half the CPU time of torch's modules for one small picture, and two thirds of it
     for a batch of eight (64x64, 20 steps, float32).
     """
     import torch
 
-    if torch.cuda.is_available():
+    unet = "unet" in kind.components
+    if unet and torch.cuda.is_available():
         return "torch"
     try:
         import jax  # noqa: F401
     except ImportError:
-        return "torch"
+        if unet:
+            return "torch"
+        raise
     return "jax"

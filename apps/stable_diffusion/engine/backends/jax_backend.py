@@ -1,4 +1,4 @@
-"""Stable Diffusion as a few JAX programs, all compiled before the first request. See `backend.Backend`.
+"""Pictures as a few JAX programs, all compiled before the first request. See `backend.Backend`.
 
 Weights are replicated on every chip and a batch is split over the chips: no chip waits for another within a step. A
 picture's text and latents are small, so they are replicated too.
@@ -6,7 +6,7 @@ picture's text and latents are small, so they are replicated too.
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,16 +18,29 @@ from jax.sharding import PartitionSpec as P
 
 from apps.arrays.program_cache import use_compile_cache
 from apps.arrays.programs import Key, ProgramSet
+from apps.stable_diffusion.engine.backends.assembly import programs_of
 from apps.stable_diffusion.engine.backends.backend import Progress
-from apps.stable_diffusion.engine.backends.programs import DenoisingState, EncodedPrompt, PictureInputs, Programs
-from apps.stable_diffusion.engine.backends.prompts import Prompts
-from apps.stable_diffusion.engine.backends.schedules import NoiseSchedule
-from apps.stable_diffusion.engine.backends.trajectory import RESTING, Planner, StartedPicture, batch_sizes, check_batch
-from apps.stable_diffusion.engine.model import text_encoder, unet, vae, weights
+from apps.stable_diffusion.engine.backends.programs import DenoisingState, PictureInputs
+from apps.stable_diffusion.engine.conditioning.chat_prompts import TemplatedPrompts
+from apps.stable_diffusion.engine.conditioning.interface import EncodedPrompt
+from apps.stable_diffusion.engine.conditioning.prompts import REMEMBERED, Prompts, Tokenizers, Tokenizing
+from apps.stable_diffusion.engine.model import weights
 from apps.stable_diffusion.engine.model.checkpoint import Checkpoint
-from apps.stable_diffusion.engine.request import PictureRequest
+from apps.stable_diffusion.engine.model.pipelines import Z_IMAGE
+from apps.stable_diffusion.engine.request import PictureRequest, Size
+from apps.stable_diffusion.engine.scheduling.flow import FlowSchedule
+from apps.stable_diffusion.engine.scheduling.schedules import NoiseSchedule
+from apps.stable_diffusion.engine.scheduling.trajectory import (
+    RESTING,
+    Planner,
+    StartedPicture,
+    batch_sizes,
+    check_batch,
+)
 
 log = logging.getLogger("podslice")
+TEXT_BYTES, FEWEST_TEXTS = 160 << 20, 16
+"""Memory for encoded prompts on each device, and how many are remembered whatever they take."""
 
 
 @dataclass(eq=False)
@@ -70,40 +83,46 @@ class JaxBackend:
         use_compile_cache(compile_cache)
         checkpoint = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
         devices = list(devices or jax.local_devices())
-        mesh = Mesh(np.array(devices), ("data",))
+        kind, mesh = checkpoint.kind, Mesh(np.array(devices), ("data",))
         self._everywhere = NamedSharding(mesh, P())
         self._dtype = np.dtype(jnp.dtype(dtype))
-        configs = {name: checkpoint.config(name) for name in checkpoint.components}
-        for name in checkpoint.text_encoders:
-            text_encoder.check(configs[name], name)
-        self.programs = Programs(
+        flow = kind is Z_IMAGE
+        tokenizing: Tokenizing = TemplatedPrompts(checkpoint) if flow else Tokenizers(checkpoint)
+        self.sizes = tuple(sizes)
+        self.programs = programs_of(
+            kind,
+            {name: checkpoint.config(name) for name in checkpoint.components},
+            self.sizes,
+            tuple(tokenizing.lengths),
             mesh=mesh,
-            text_configs=tuple(configs[name] for name in checkpoint.text_encoders),
-            unet=unet.UNetArchitecture.of(configs["unet"]),
-            vae=vae.VaeArchitecture.of(configs["vae"]),
             attention=attention or ("flash" if devices[0].platform == "tpu" else "xla"),
             dtype=self._dtype,
             guided=guided,
         )
-        schedule = NoiseSchedule(checkpoint.scheduler_config, checkpoint.is_xl)
-        self.sizes = tuple(sizes)
-        self._planner = Planner(self.sizes, self.programs.vae.reduction, guided, schedule)
+        noise = checkpoint.scheduler_config
+        schedule = FlowSchedule(noise) if flow else NoiseSchedule(noise, checkpoint.is_xl)
+        pixels = self.programs.vae
+        self.schedulers = schedule.schedulers
+        self._planner = Planner(pixels.reduction, pixels.latents, guided, kind.no_guidance, schedule)
         self.batch_sizes = batch_sizes(max_batch_size, len(devices), passes=2 if guided else 1)
-        kind = devices[0].device_kind
-        self.device = f"{kind} x{len(devices)}" if len(devices) > 1 else kind
-        self.prompts = Prompts(checkpoint, guided, self._encode_text, self._zeros_like)
+        chip = devices[0].device_kind
+        self.device = f"{chip} x{len(devices)}" if len(devices) > 1 else chip
+        remembered = max(FEWEST_TEXTS, min(REMEMBERED, TEXT_BYTES // _nbytes(self.programs.texts())))
+        self.prompts = Prompts(checkpoint, tokenizing, guided, self._encode_text, self._zeros_like, remembered)
         self._weights = self._load(checkpoint)
         self._compiled = self._programs()
-        self._constants: dict[Any, Any] = {}
-        self._spare: dict[tuple[int, int], list[DenoisingState]] = {}
+        self._constants: dict[tuple[str, Hashable], jax.Array] = {}
+        self._spare: dict[Hashable, list[DenoisingState]] = {}
 
     # -- loading ------------------------------------------------------------------------------------------------
 
-    def _load(self, checkpoint: Checkpoint) -> dict[str, dict[str, jax.Array]]:
-        """Load only the tensors that the programs use. All are checked before any is read."""
-        functions = self.programs.functions(self.prompts.lengths, self.sizes[0])
+    def _load(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        """Load only the tensors that the programs use. All headers are checked before any tensor is read."""
+        functions = self.programs.functions(self.sizes[0])
         entries = {name: weights.required(checkpoint, name, f, self._dtype) for name, f in functions.items()}
-        return {name: weights.load(checkpoint, e, self._dtype, self._everywhere) for name, e in entries.items()}
+        texts = self.programs.encoder.loader(checkpoint)
+        loaded = {name: weights.load(checkpoint, e, self._dtype, self._everywhere) for name, e in entries.items()}
+        return texts() | loaded
 
     # -- compiling ----------------------------------------------------------------------------------------------
 
@@ -122,9 +141,10 @@ class JaxBackend:
         self._compiled.ready()
 
     def _programs(self) -> ProgramSet:
-        p = self.programs
-        arrays = jax.tree.map(lambda array: p.shape(array.shape, array.dtype), self._weights)
-        return ProgramSet(p.listed(arrays, self.prompts.lengths, self.sizes, self.batch_sizes))
+        forms = jax.tree.map(
+            lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding), self._weights
+        )
+        return ProgramSet(self.programs.listed(forms, self.sizes, self.batch_sizes))
 
     @property
     def compiles_after_ready(self) -> int:
@@ -137,45 +157,48 @@ class JaxBackend:
         """See `Backend.start`."""
         plan = self._planner.plan(request)
         size = request.width, request.height
-        zeros = self._constant("zeros", lambda: np.zeros(self.programs.latents(size), np.float32), size)
-        mask, original, start_noise = (
-            self._constant("ones", lambda: np.ones((*plan.shape, 1), np.float32), size),
-            zeros,
-            zeros,
-        )
+        denoiser = self.programs.denoiser
+        place = denoiser.place(plan.shape)
+        zeros = self._zeros(size)
+        mask, original, start_noise = self._ones(size), zeros, zeros
         noise, schedule = _nhwc(plan.start_noise), plan.schedule
         if request.image is None:
-            latents = self._put(schedule.start_noise * noise)
+            latents = self._put(denoiser.packed(schedule.start_noise * noise))
         else:
             mix = np.array([schedule.start_image, schedule.start_noise], np.float32)
             arguments = np.ascontiguousarray(request.image), _nhwc(plan.image_noise), noise, mix
             original, latents = self._compiled["image", size](self._weights["vae"], *map(self._put, arguments))
         if request.mask is not None:
-            mask, start_noise = self._put(plan.mask[..., None]), self._put(noise)  # type: ignore[index]  # a request's mask is in its plan
+            mask = self._put(denoiser.packed(plan.mask[..., None]))  # type: ignore[index]  # a request's mask is in its plan
+            start_noise = self._put(denoiser.packed(noise))
         prompt, negative, warnings = self.prompts.encoded(request)
-        inputs = PictureInputs(prompt, negative, mask, original, start_noise)
+        there = None if place is None else self._constant("place", size, lambda: place)
+        inputs = PictureInputs(prompt, negative, mask, original, start_noise, there)
         state = DenoisingState(latents, self._put(np.zeros(zeros.shape, np.float32)))
         return JaxPicture(request, warnings, plan, state, inputs)
 
     def denoise(self, pictures: Sequence[JaxPicture], steps: int) -> None:
         """See `Backend.denoise`."""
-        check_batch([picture.plan for picture in pictures], steps, self.batch_sizes[-1])
         size = pictures[0].request.width, pictures[0].request.height
+        denoiser = self.programs.denoiser
+        groups = [denoiser.group((picture.request.width, picture.request.height)) for picture in pictures]
+        check_batch([picture.plan for picture in pictures], groups, steps, self.batch_sizes[-1])
         b = next(b for b in self.batch_sizes if b >= len(pictures))
-        program, spare = self._compiled["denoise", size, b], self._spare_states(size, b - len(pictures))
+        program, spare = self._compiled["denoise", groups[0], b], self._spare_states(size, b - len(pictures))
         inputs = tuple(picture.inputs for picture in pictures) + (pictures[0].inputs,) * len(spare)
-        still = self._constant("zeros", lambda: np.zeros(self.programs.latents(size), np.float32), size)
+        still = self._zeros(size)
         for _ in range(steps):
             rows = np.stack([picture.plan.next_coefficients() for picture in pictures] + [RESTING] * len(spare))
             drawn = (picture.plan.next_noise() for picture in pictures)
-            noises = [still if noise is None else self._put(_nhwc(noise)) for noise in drawn] + [still] * len(spare)
+            noises = [still if noise is None else self._put(denoiser.packed(_nhwc(noise))) for noise in drawn]
+            noises += [still] * len(spare)
             states = tuple(picture.state for picture in pictures) + tuple(spare)
-            states = program(self._weights["unet"], self._put(rows), states, inputs, tuple(noises))
+            states = program(self._weights[denoiser.component], self._put(rows), states, inputs, tuple(noises))
             for picture, state in zip(pictures, states):
                 picture.state = state
                 picture.plan.steps_done += 1
             spare = states[len(pictures) :]
-        self._spare[size][: len(spare)] = spare
+        self._spare[groups[0]][: len(spare)] = spare
 
     def wait(self, pictures: Sequence[JaxPicture]) -> None:
         """See `Backend.wait`."""
@@ -200,8 +223,12 @@ class JaxBackend:
             pixels.update((i, own if sound else None) for i, own, sound in zip(share, batch, finite))
         return [pixels[i] for i in range(len(pictures))]
 
+    def group(self, size: Size) -> Hashable:
+        """See `Backend.group`."""
+        return self.programs.denoiser.group(size)
+
     def _encode_text(self, ids: tuple[np.ndarray, ...]) -> EncodedPrompt:
-        arrays = {name: array for name, array in self._weights.items() if name.startswith("text_encoder")}
+        arrays = {name: self._weights[name] for name in self.programs.encoder.components}
         return self._compiled["text",](arrays, tuple(map(self._put, ids)))
 
     def _zeros_like(self, prompt: EncodedPrompt) -> EncodedPrompt:
@@ -210,30 +237,44 @@ class JaxBackend:
     def _put(self, array: np.ndarray) -> jax.Array:
         return jax.device_put(array, self._everywhere)
 
-    def _constant(self, name: str, make: Callable[[], Any], size: tuple[int, int] | None = None) -> Any:
+    def _constant(self, name: str, of: Hashable, make: Callable[[], np.ndarray]) -> jax.Array:
         """Cached arrays that pictures share."""
-        if (name, size) not in self._constants:
-            self._constants[name, size] = jax.tree.map(self._put, make())
-        return self._constants[name, size]
+        if (name, of) not in self._constants:
+            self._constants[name, of] = self._put(make())
+        return self._constants[name, of]
 
-    def _spare_states(self, size: tuple[int, int], count: int) -> list[DenoisingState]:
+    def _zeros(self, size: Size) -> jax.Array:
+        """Latents of nothing."""
+        shape = self.programs.denoiser.shape(self.programs.latents(size))
+        return self._constant("zeros", shape, lambda: np.zeros(shape, np.float32))
+
+    def _ones(self, size: Size) -> jax.Array:
+        """The mask of a picture that is made everywhere."""
+        shape = self.programs.denoiser.mask_shape(self.programs.latents(size))
+        return self._constant("ones", shape, lambda: np.ones(shape, np.float32))
+
+    def _spare_states(self, size: Size, count: int) -> list[DenoisingState]:
         """States of padding rows: a donated buffer cannot be passed twice, so each has its own."""
-        spare = self._spare.setdefault(size, [])
-        zeros = np.zeros(self.programs.latents(size), np.float32)
+        spare = self._spare.setdefault(self.group(size), [])
+        zeros = np.zeros(self._zeros(size).shape, np.float32)
         while len(spare) < count:
             spare.append(DenoisingState(self._put(zeros), self._put(zeros.copy())))
         return spare[:count]
 
 
 def _nhwc(noise: Any) -> np.ndarray:
-    """torch's [1, 4, h, w] -> [h, w, 4]."""
+    """torch's [1, channels, h, w] -> [h, w, channels]."""
     return np.ascontiguousarray(noise[0].permute(1, 2, 0).numpy())
+
+
+def _nbytes(forms: Any) -> int:
+    return sum(form.size * form.dtype.itemsize for form in jax.tree.leaves(forms))
 
 
 def _describe(key: Key) -> str:
     kind, *rest = key
     if kind == "text":
         return "text encoder"
-    width, height = rest[0]
+    where = f"{rest[0]} patches" if isinstance(rest[0], int) else "{}x{}".format(*rest[0])
     name = {"denoise": "denoising", "decode": "decoder", "image": "image encoder"}[kind]
-    return f"{name} {width}x{height}" + (f" batch {rest[1]}" if kind == "denoise" else "")
+    return f"{name} {where}" + (f" batch {rest[1]}" if kind == "denoise" else "")

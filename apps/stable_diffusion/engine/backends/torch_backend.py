@@ -25,21 +25,21 @@ import torch
 
 from apps.stable_diffusion.engine.backends import torch_devices
 from apps.stable_diffusion.engine.backends.backend import Progress
-from apps.stable_diffusion.engine.backends.prompts import Prompts
-from apps.stable_diffusion.engine.backends.schedules import COLUMNS, NoiseSchedule, StepCoefficients
 from apps.stable_diffusion.engine.backends.torch_networks import TorchNetworks, TorchText
-from apps.stable_diffusion.engine.backends.trajectory import (
-    LATENT_CHANNELS,
+from apps.stable_diffusion.engine.conditioning.prompts import Prompts, Tokenizers
+from apps.stable_diffusion.engine.model.checkpoint import Checkpoint, refuse_others
+from apps.stable_diffusion.engine.request import PictureRequest, Size
+from apps.stable_diffusion.engine.scheduling.schedules import COLUMNS, NoiseSchedule, StepCoefficients
+from apps.stable_diffusion.engine.scheduling.trajectory import (
     RESTING,
     Planner,
     StartedPicture,
     batch_sizes,
     check_batch,
 )
-from apps.stable_diffusion.engine.model.checkpoint import Checkpoint, refuse_others
-from apps.stable_diffusion.engine.request import PictureRequest
 
 log = logging.getLogger("podslice")
+CHANNELS = 4  # of the latents
 
 
 class KeptRegion(NamedTuple):
@@ -88,19 +88,30 @@ class TorchBackend:
         self._device, self.device = torch_devices.opened(device, precise=dtype == "float32")
         self._dtype = getattr(torch, dtype)
         self._guided = guided
-        refuse_others(
-            checkpoint.config("unet"), "unet", {"in_channels": (LATENT_CHANNELS,), "time_cond_proj_dim": (None,)}
-        )
+        if "unet" not in checkpoint.components:
+            raise ValueError(f"backend {self.name} makes pictures with UNets only: {checkpoint.kind.says} needs jax")
+        refuse_others(checkpoint.config("unet"), "unet", {"in_channels": (CHANNELS,), "time_cond_proj_dim": (None,)})
         refuse_others(checkpoint.config("vae"), "vae", {"latents_mean": (None,), "latents_std": (None,)})
         schedule = NoiseSchedule(checkpoint.scheduler_config, checkpoint.is_xl)
         self._networks = TorchNetworks(checkpoint, self._device, self._dtype, guided)
         self.sizes = tuple(sizes)
-        self._planner = Planner(self.sizes, self._networks.reduction, guided, schedule)
+        reduction = self._networks.reduction
+        for width, height in self.sizes:
+            if width % reduction or height % reduction:
+                raise ValueError(f"size {width}x{height}: this model needs multiples of {reduction}")
+        self.schedulers = schedule.schedulers
+        self._planner = Planner(reduction, CHANNELS, guided, checkpoint.kind.no_guidance, schedule)
         self.batch_sizes = batch_sizes(max_batch_size)
         self._is_xl = checkpoint.is_xl
-        self._prompts = Prompts(checkpoint, guided, self._encode_text, lambda text: text.map(torch.zeros_like))
+        self._prompts = Prompts(
+            checkpoint, Tokenizers(checkpoint), guided, self._encode_text, lambda text: text.map(torch.zeros_like)
+        )
         self._fillers: dict[tuple[int, int], list[TorchPicture]] = {}
         self._sync()
+
+    def group(self, size: Size) -> Size:
+        """See `Backend.group`."""
+        return size
 
     def compile(self, progress: Progress | None = None) -> None:
         """Run every size (on XLA, every batch size too) once, so that everything is warm for the first request."""
@@ -149,7 +160,8 @@ class TorchBackend:
     @torch.no_grad()
     def denoise(self, pictures: Sequence[TorchPicture], steps: int) -> None:
         """See `Backend.denoise`."""
-        check_batch([picture.plan for picture in pictures], steps, self.batch_sizes[-1])
+        groups = [self.group((picture.request.width, picture.request.height)) for picture in pictures]
+        check_batch([picture.plan for picture in pictures], groups, steps, self.batch_sizes[-1])
         b = next(b for b in self.batch_sizes if b >= len(pictures)) if self._xla else len(pictures)
         batch = [*pictures, *self._filled_up(pictures[0].request, b - len(pictures))]
         texts, more = self._conditioning(batch)

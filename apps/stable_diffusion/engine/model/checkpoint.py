@@ -16,27 +16,11 @@ import numpy as np
 from apps.arrays.model_folder import CheckpointError, ModelFolder, TensorEntry, from_hub
 from apps.serving.numbers.ranges import Range, check
 from apps.stable_diffusion.engine.model.config_ranges import FIELDS, SCHEDULER
+from apps.stable_diffusion.engine.model.pipelines import KINDS, SUPPORTED, XL, kind_of
 
-WEIGHT_FILES = {
-    "text_encoder": "model",
-    "text_encoder_2": "model",
-    "unet": "diffusion_pytorch_model",
-    "vae": "diffusion_pytorch_model",
-}
-CLASSES = {
-    "text_encoder": "CLIPTextModel",
-    "text_encoder_2": "CLIPTextModelWithProjection",
-    "unet": "UNet2DConditionModel",
-    "vae": "AutoencoderKL",
-}
-PLAIN_PIPELINES = (
-    "StableDiffusionPipeline",
-    "StableDiffusionImg2ImgPipeline",
-    "StableDiffusionInpaintPipeline",
-    "LatentConsistencyModelPipeline",
-)
-XL_PIPELINES = ("StableDiffusionXLPipeline", "StableDiffusionXLImg2ImgPipeline", "StableDiffusionXLInpaintPipeline")
-SUPPORTED = "Stable Diffusion 1.x, 2.x and XL in diffusers layout, their Turbo and LCM variants included"
+ENCODER_FILE, OTHER_FILE = "model", "diffusion_pytorch_model"
+"""How files of weights are called: transformers', and diffusers'."""
+COMPONENTS = tuple(dict.fromkeys(name for kind in KINDS for name in kind.components))
 
 
 class Checkpoint(ModelFolder):
@@ -49,37 +33,40 @@ class Checkpoint(ModelFolder):
     def __init__(self, location: str) -> None:
         super().__init__(_resolve(str(location)))
         self.index = self._json("model_index.json")
-        self.pipeline = self.index.get("_class_name")
-        if self.pipeline not in (*PLAIN_PIPELINES, *XL_PIPELINES):
+        pipeline = self.index.get("_class_name")
+        kind = kind_of(pipeline)
+        if kind is None:
             raise CheckpointError(
-                f"{self.location}: model_index.json names the pipeline {self.pipeline!r}; supported are {SUPPORTED}"
+                f"{self.location}: model_index.json names the pipeline {pipeline!r}; supported are {SUPPORTED}"
             )
-        for component in self.components:
+        self.kind = kind
+        for component, classes in kind.classes.items():
             name = (self.index.get(component) or [None, None])[1]
             if name is None:
                 refiner = " (an XL refiner alone is not served)" if component == "text_encoder" and self.is_xl else ""
                 raise CheckpointError(f"{self.location}: the component {component} is missing{refiner}")
-            if name != CLASSES[component]:
+            if name not in classes:
+                only = " or ".join(classes)
                 raise CheckpointError(
-                    f"{self.location}: {component} is a {name}; only {CLASSES[component]} is supported ({SUPPORTED})"
+                    f"{self.location}: {component} is a {name}; only {only} is supported ({SUPPORTED})"
                 )
 
     @property
     def is_xl(self) -> bool:
-        return self.pipeline in XL_PIPELINES
+        return self.kind is XL
 
     @property
     def text_encoders(self) -> tuple[str, ...]:
-        return ("text_encoder", "text_encoder_2") if self.is_xl else ("text_encoder",)
+        return self.kind.text_encoders
 
     @property
     def tokenizers(self) -> tuple[str, ...]:
-        return ("tokenizer", "tokenizer_2") if self.is_xl else ("tokenizer",)
+        return self.kind.tokenizers
 
     @property
     def components(self) -> tuple[str, ...]:
         """Components with weights."""
-        return (*self.text_encoders, "unet", "vae")
+        return self.kind.components
 
     def config(self, component: str) -> dict[str, Any]:
         """A component's config. Raises CheckpointError if a number in it is out of range."""
@@ -110,7 +97,7 @@ class Checkpoint(ModelFolder):
 
     def weight_files(self, component: str) -> tuple[list[str], str | None]:
         """A component's safetensors files, and their variant: None, or fp16 if there are no others."""
-        base = f"{component}/{WEIGHT_FILES[component]}"
+        base = f"{component}/{_weight_file(component)}"
         for variant in (None, "fp16"):
             end = f".{variant}" if variant else ""
             if self.has(f"{base}{end}.safetensors"):
@@ -163,8 +150,8 @@ class Checkpoint(ModelFolder):
             names = self.sizes(folder)
             if not names:
                 raise CheckpointError(f"{self.location}: the folder {folder} is missing")
-            files += [f"{folder}/{name}" for name in names if name.endswith((".json", ".txt"))]
-            if folder in WEIGHT_FILES:
+            files += [f"{folder}/{name}" for name in names if name.endswith((".json", ".txt", ".jinja"))]
+            if folder in COMPONENTS:
                 files += self.weight_files(folder)[0]
         return files
 
@@ -188,19 +175,24 @@ def _resolve(location: str) -> str:
 
 def _snapshot(repository: str) -> str:
     """A local folder with the needed files of a hub repository; fp16 weights only if there are no others."""
-    wanted = ["model_index.json", "scheduler/*.json", "tokenizer*/*.json", "tokenizer*/*.txt"]
-    for component, base in WEIGHT_FILES.items():
+    wanted = ["model_index.json", "scheduler/*.json", *(f"tokenizer*/*.{end}" for end in ("json", "txt", "jinja"))]
+    for component in COMPONENTS:
+        base = _weight_file(component)
         files = ("config.json", f"{base}.safetensors", f"{base}-*-of-*.safetensors", f"{base}.safetensors.index.json")
         wanted += [f"{component}/{file}" for file in files]
     folder = from_hub(repository, wanted)
-    components = [Path(folder, name) for name in WEIGHT_FILES]
+    components = [Path(folder, name) for name in COMPONENTS]
     without = [
         path.name for path in components if (path / "config.json").is_file() and not any(path.glob("*.safetensors"))
     ]
     if without:
         halved = ("{}.fp16*.safetensors", "{}-*.fp16.safetensors", "{}.safetensors.index.fp16.json")
-        from_hub(repository, [f"{name}/{file.format(WEIGHT_FILES[name])}" for name in without for file in halved])
+        from_hub(repository, [f"{name}/{file.format(_weight_file(name))}" for name in without for file in halved])
     return folder
+
+
+def _weight_file(component: str) -> str:
+    return ENCODER_FILE if component.startswith("text_encoder") else OTHER_FILE
 
 
 def needed(config: Mapping[str, Any], component: str, name: str) -> Any:
@@ -215,7 +207,4 @@ def refuse_others(config: Mapping[str, Any], component: str, allowed: Mapping[st
     for name, values in allowed.items():
         if name in config and config[name] not in values:
             choice = " or ".join(map(repr, values))
-            raise CheckpointError(
-                f"{component}/config.json: {name} {config[name]!r} is not supported, only {choice}; "
-                "Stable Diffusion 1.x, 2.x and XL have that"
-            )
+            raise CheckpointError(f"{component}/config.json: {name} {config[name]!r} is not supported, only {choice}")

@@ -36,6 +36,13 @@ def layer_norm(w: NamedWeights, x: jax.Array, eps: float = 1e-5) -> jax.Array:
     return (h * scale + shift).astype(x.dtype)
 
 
+def rms_norm(w: NamedWeights, x: jax.Array, eps: float) -> jax.Array:
+    """[..., c]."""
+    h = x.astype(jnp.float32)
+    h = h * lax.rsqrt((h * h).mean(-1, keepdims=True) + eps)
+    return h.astype(x.dtype) * w.get("weight", x.shape[-1])
+
+
 def group_norm(w: NamedWeights, x: jax.Array, groups: int, eps: float) -> jax.Array:
     """[b, h, w, c], normed over the pixels and each group of neighbouring channels.
 

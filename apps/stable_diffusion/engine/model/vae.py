@@ -18,10 +18,8 @@ ALLOWED: dict[str, tuple[Any, ...]] = {
     "act_fn": ("silu", "swish"),
     "in_channels": (3,),
     "out_channels": (3,),
-    "latent_channels": (4,),
     "latents_mean": (None,),
     "latents_std": (None,),
-    "shift_factor": (None, 0, 0.0),
 }
 
 
@@ -35,7 +33,9 @@ class VaeArchitecture:
     attention: bool  # in the middle
     quant_conv: bool
     post_quant_conv: bool
-    scaling: float  # latents for the UNet are the encoder's times this
+    latents: int  # channels of the latents
+    scaling: float  # the denoiser's latents are the encoder's, less `shift`, times this
+    shift: float
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> "VaeArchitecture":
@@ -54,7 +54,9 @@ class VaeArchitecture:
             attention=config.get("mid_block_add_attention", True),
             quant_conv=config.get("use_quant_conv", True),
             post_quant_conv=config.get("use_post_quant_conv", True),
+            latents=config.get("latent_channels", 4),
             scaling=config.get("scaling_factor", 0.18215),
+            shift=config.get("shift_factor") or 0.0,
         )
 
     @property
@@ -64,7 +66,7 @@ class VaeArchitecture:
 
 
 def encode(w: NamedWeights, arch: VaeArchitecture, pixels: jax.Array, attention: str) -> tuple[jax.Array, jax.Array]:
-    """[b, H, W, 3] -> the latents' mean and standard deviation, [b, h, w, 4] each, before scaling."""
+    """[b, H, W, 3] -> the latents' mean and standard deviation, [b, h, w, latents] each, before scaling."""
     e = w["encoder"]
     x = conv(e["conv_in"], pixels, arch.channels[0])
     for i, out in enumerate(arch.channels):
@@ -74,18 +76,18 @@ def encode(w: NamedWeights, arch: VaeArchitecture, pixels: jax.Array, attention:
         if i < len(arch.channels) - 1:
             x = conv(block["downsamplers"][0]["conv"], x, out, stride=2, padding=(0, 1))
     x = _middle(e["mid_block"], arch, x, attention)
-    x = conv(e["conv_out"], jax.nn.silu(group_norm(e["conv_norm_out"], x, arch.groups, EPS)), 8)
+    x = conv(e["conv_out"], jax.nn.silu(group_norm(e["conv_norm_out"], x, arch.groups, EPS)), 2 * arch.latents)
     if arch.quant_conv:
-        x = conv(w["quant_conv"], x, 8, size=1)
+        x = conv(w["quant_conv"], x, 2 * arch.latents, size=1)
     mean, log_variance = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return mean, jnp.exp(0.5 * jnp.clip(log_variance, -30, 20))
 
 
 def decode(w: NamedWeights, arch: VaeArchitecture, latents: jax.Array, attention: str) -> jax.Array:
-    """[b, h, w, 4], unscaled -> [b, H, W, 3] float32."""
+    """[b, h, w, latents], unscaled -> [b, H, W, 3] float32."""
     d, x = w["decoder"], latents
     if arch.post_quant_conv:
-        x = conv(w["post_quant_conv"], x, 4, size=1)
+        x = conv(w["post_quant_conv"], x, arch.latents, size=1)
     x = conv(d["conv_in"], x, arch.channels[-1])
     x = _middle(d["mid_block"], arch, x, attention)
     for i, out in enumerate(reversed(arch.channels)):

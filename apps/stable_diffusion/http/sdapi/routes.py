@@ -103,10 +103,10 @@ def sdapi_router(model: PictureModel) -> APIRouter:
 
     @router.get("/samplers")
     async def samplers() -> Any:
-        """Names for `sampler_name`."""
+        """Names for `sampler_name`, of those that can serve the model."""
         return [
-            {"name": name, "aliases": [scheduler, *ALIASES[scheduler]], "options": {}}
-            for scheduler, name in SAMPLER_NAMES.items()
+            {"name": SAMPLER_NAMES[scheduler], "aliases": [scheduler, *ALIASES[scheduler]], "options": {}}
+            for scheduler in model.engine.backend.schedulers
         ]
 
     @router.get("/schedulers")

@@ -14,7 +14,6 @@ import pytest
 
 from apps.stable_diffusion.engine.backends.choice import open_backend
 from apps.stable_diffusion.engine.backends.jax_backend import JaxBackend
-from apps.stable_diffusion.engine.model.weights import declared
 from apps.stable_diffusion.engine.request import SCHEDULERS
 from tests.stable_diffusion.engine.test_pictures import MASK, MIXED, PICTURE, ask, make
 
@@ -58,10 +57,7 @@ def test_four_chips_give_what_one_does(checkpoint: Callable[[str], Path]) -> Non
 @pytest.mark.parametrize("guided", [True, False])
 def test_programs_lower_for_tpu_with_the_flash_kernel(checkpoint: Callable[[str], Path], guided: bool) -> None:
     made = JaxBackend(str(checkpoint("sd1")), sizes=[(64, 64)], max_batch_size=1, guided=guided, attention="flash")
-    p, (length,) = made.programs, made.prompts.lengths
-    arrays = {part: declared(function, p.dtype) for part, function in p.functions((length,), (64, 64)).items()}
-    arrays = jax.tree.map(lambda shape: p.shape(shape.shape, shape.dtype), arrays)
-    for spec in p.listed(arrays, (length,), made.sizes, made.batch_sizes):
+    for spec in made.programs.listed(made.programs.forms((64, 64)), made.sizes, made.batch_sizes):
         text = spec.traced().lower(lowering_platforms=("tpu",)).as_text()
         assert ("tpu_custom_call" in text) == (spec.key[0] != "text"), spec.key
 

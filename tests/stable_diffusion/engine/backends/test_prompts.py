@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from apps.stable_diffusion.engine.backends.prompts import TextCache, Tokenizers
+from apps.stable_diffusion.engine.conditioning.prompts import TextCache, Tokenizers
 from apps.stable_diffusion.engine.model.checkpoint import Checkpoint
 
 LONG = "a red circle on a blue square and one green cat in two small photo"

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from apps.serving.errors import RequestError
-from apps.stable_diffusion.engine.backends.schedules import NoiseSchedule, Schedule, StepCoefficients
 from apps.stable_diffusion.engine.model.checkpoint import CheckpointError
 from apps.stable_diffusion.engine.request import SCHEDULERS
+from apps.stable_diffusion.engine.scheduling.schedules import NoiseSchedule, Schedule, StepCoefficients
 
 pytestmark = pytest.mark.slow
 

@@ -1,9 +1,9 @@
 """Tokenizes prompts, and caches encoded ones."""
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -14,17 +14,39 @@ from apps.stable_diffusion.engine.request import PictureRequest
 
 T = TypeVar("T")
 
-REMEMBERED = 256  # cached encoded texts; each takes 0.6 MB with Stable Diffusion XL
+REMEMBERED = 256  # cached texts
 
 
 @dataclass(frozen=True)
 class PromptTokens:
-    """A text, tokenized for each of the model's text encoders."""
+    """A text, tokenized for the model's text encoders."""
 
     ids: tuple[np.ndarray, ...]
-    """[1, positions] int32 for each tokenizer."""
+    """int32, as `PromptEncoder.inputs` has them: [1, positions] for each tokenizer of CLIP."""
     dropped: str
     """The words beyond the model's limit; empty if it reads all."""
+
+
+class Tokenizing(Protocol):
+    """Makes what text encoders read of a text."""
+
+    lengths: list[int]
+    """Positions of each."""
+
+    def __call__(self, text: str) -> PromptTokens: ...
+
+    def warnings(self, **texts: str) -> tuple[str, ...]:
+        """A warning for each text that is too long, with its field and the words that the model does not see."""
+
+
+def dropped_words(tokenize: Callable[[str], PromptTokens], most: int, texts: Mapping[str, str]) -> tuple[str, ...]:
+    """Those warnings. `most`: tokens of a text that the model reads."""
+    found = ((name, shortened(tokenize(text).dropped)) for name, text in texts.items() if text)
+    return tuple(
+        f"{name} is longer than the {most} tokens that the model reads; these words were dropped: {words}"
+        for name, words in found
+        if words
+    )
 
 
 class Tokenizers:
@@ -60,14 +82,7 @@ class Tokenizers:
         return PromptTokens(tuple(ids), dropped)
 
     def warnings(self, **texts: str) -> tuple[str, ...]:
-        """A warning for each text that is too long, with its field and the words that the model does not see."""
-        found = ((name, shortened(self(text).dropped)) for name, text in texts.items() if text)
-        most = min(self.lengths) - 2  # without the start and end tokens
-        return tuple(
-            f"{name} is longer than the {most} tokens that the model reads; these words were dropped: {words}"
-            for name, words in found
-            if words
-        )
+        return dropped_words(self, min(self.lengths) - 2, texts)  # without the start and end tokens
 
 
 class TextCache(Generic[T]):
@@ -90,27 +105,26 @@ class Prompts(Generic[T]):
     """The encoded prompts of requests.
 
     Args:
+        tokenizing: of the checkpoint.
         guided: whether pictures need a negative prompt.
         encode: runs the text encoders over a text's ids, [1, positions] for each of them.
         zeros: an encoded text -> the same with zeros, which stands for an empty negative prompt in most XL models.
+        most: encoded texts to remember.
     """
 
     def __init__(
         self,
         checkpoint: Checkpoint,
+        tokenizing: Tokenizing,
         guided: bool,
         encode: Callable[[tuple[np.ndarray, ...]], T],
         zeros: Callable[[T], T],
+        most: int = REMEMBERED,
     ) -> None:
-        self._tokenizers = Tokenizers(checkpoint)
-        self._encoded = TextCache(lambda text: encode(self._tokenizers(text).ids))
-        self._guided, self._zeros = guided, TextCache(lambda text: zeros(self._encoded(text)))
+        self._tokenizers = tokenizing
+        self._encoded = TextCache(lambda text: encode(self._tokenizers(text).ids), most)
+        self._guided, self._zeros = guided, TextCache(lambda text: zeros(self._encoded(text)), most)
         self._zero_negative = checkpoint.is_xl and checkpoint.index.get("force_zeros_for_empty_prompt", True)
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """Positions of each text encoder."""
-        return tuple(self._tokenizers.lengths)
 
     def encoded(self, request: PictureRequest) -> tuple[T, T | None, tuple[str, ...]]:
         """The prompt, the negative prompt (None without guidance), and warnings about what was cut off them."""

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from apps.serving.errors import RequestError
-from apps.stable_diffusion.engine.backends.trained_noise import TrainedNoise, problem_in
-from apps.stable_diffusion.engine.request import Scheduler
+from apps.stable_diffusion.engine.request import SCHEDULERS, Scheduler
+from apps.stable_diffusion.engine.scheduling.trained_noise import TrainedNoise, problem_in
 
 DPM_ALLOWED: dict[str, tuple[Any, ...]] = {
     "algorithm_type": ("dpmsolver++",),
@@ -63,7 +63,7 @@ class Schedule:
     """The first latents are start_image * the image's latents + start_noise * the start noise."""
 
 
-class _Course:
+class Course:
     """All steps that a scheduler would take, before image to image cuts off the beginning."""
 
     def __init__(
@@ -93,11 +93,13 @@ class _Course:
 
 
 class NoiseSchedule:
-    """Makes tables from a checkpoint's scheduler config, for any of the schedulers.
+    """Makes tables from a checkpoint's scheduler config, for any of the schedulers. For newer models: `FlowSchedule`.
 
     Raises:
         CheckpointError: the config needs something unknown or not linear; the message names the field.
     """
+
+    schedulers = SCHEDULERS
 
     def __init__(self, config: Mapping[str, Any], is_xl: bool = False) -> None:
         self._config = dict(config)
@@ -113,6 +115,7 @@ class NoiseSchedule:
         self,
         scheduler: Scheduler,
         steps: int,
+        latents: tuple[int, int] = (0, 0),
         strength: float | None = None,
         inpaint: bool = False,
         min_steps: int = 0,
@@ -120,6 +123,7 @@ class NoiseSchedule:
         """The steps of a picture; `strength` is of image to image and inpainting, None without an image.
 
         Args:
+            latents: their height and width, which change nothing here.
             min_steps: that are run with an image, however small `strength` is.
 
         Raises:
@@ -152,7 +156,7 @@ class NoiseSchedule:
             )
         return course.schedule(begin, pure=strength is None or (inpaint and strength == 1))
 
-    def _ddim(self, steps: int, begin: int, prediction: str) -> _Course:
+    def _ddim(self, steps: int, begin: int, prediction: str) -> Course:
         train = self._config.get("num_train_timesteps", 1000)
         signal = self._noise.signal("ddim", train)
         times = np.round(self._noise.times("ddim", steps, train)).astype(int)
@@ -162,15 +166,15 @@ class NoiseSchedule:
         alpha, sigma = np.sqrt(signal[times]), np.sqrt(1 - signal[times])
         alpha_after, sigma_after = np.sqrt(after), np.sqrt(1 - after)
         keep = sigma_after / sigma
-        columns = _columns(steps, time=times, keep=keep, toward=alpha_after - alpha * keep)
-        return _Course(columns, _variance_preserving(prediction, alpha, sigma), (alpha, sigma))
+        columns = columns_of(steps, time=times, keep=keep, toward=alpha_after - alpha * keep)
+        return Course(columns, _variance_preserving(prediction, alpha, sigma), (alpha, sigma))
 
-    def _euler(self, steps: int, begin: int, prediction: str) -> _Course:
+    def _euler(self, steps: int, begin: int, prediction: str) -> Course:
         times, sigmas = self._noise.levels("euler", steps, round_times=False)
         ratio = sigmas[1:] / sigmas[:-1]
         return self._exploding("euler", begin, prediction, times, sigmas, ratio, np.zeros(steps))
 
-    def _ancestral(self, steps: int, begin: int, prediction: str) -> _Course:
+    def _ancestral(self, steps: int, begin: int, prediction: str) -> Course:
         times, sigmas = self._noise.levels("euler-ancestral", steps, round_times=False)
         here, there = sigmas[:-1], sigmas[1:]
         up = there * np.sqrt(here**2 - there**2) / here
@@ -186,11 +190,11 @@ class NoiseSchedule:
         sigmas: np.ndarray,
         ratio: np.ndarray,
         jitter: np.ndarray,
-    ) -> _Course:
+    ) -> Course:
         """Samples that are signal + sigma * noise, `ratio` of which is kept at each step."""
         steps, here = len(times), sigmas[:-1]
         scale = 1 / np.sqrt(here**2 + 1)
-        columns = _columns(steps, time=times, scale=scale, keep=ratio, toward=1 - ratio, jitter=jitter)
+        columns = columns_of(steps, time=times, scale=scale, keep=ratio, toward=1 - ratio, jitter=jitter)
         estimate = {
             "epsilon": (np.ones(steps), -here),
             "v_prediction": (scale**2, -here * scale),
@@ -199,9 +203,9 @@ class NoiseSchedule:
         leading = self._noise.get(scheduler, "timestep_spacing") == "leading"
         start = np.sqrt(sigmas.max() ** 2 + 1) if leading else sigmas.max()
         draws = scheduler == "euler-ancestral"
-        return _Course(columns, estimate, (np.ones(steps), here), start, (draws,) * steps)
+        return Course(columns, estimate, (np.ones(steps), here), start, (draws,) * steps)
 
-    def _dpm(self, steps: int, begin: int, prediction: str) -> _Course:
+    def _dpm(self, steps: int, begin: int, prediction: str) -> Course:
         config = self._config
         if problem := problem_in(config, DPM_ALLOWED):
             raise RequestError("scheduler", f"dpm-solver++ cannot serve this model: {problem}")
@@ -212,7 +216,7 @@ class NoiseSchedule:
         width = np.diff(log_ratio)  # [steps]
         keep = noises[1:] / noises[:-1]
         first = -alphas[1:] * np.expm1(-width)  # weight of the estimate at first order
-        columns = _columns(steps, time=times, keep=keep, toward=first)
+        columns = columns_of(steps, time=times, keep=keep, toward=first)
         order = config.get("solver_order", 2)
         for i in range(begin + 1, steps if order > 1 else 0):
             few = config.get("lower_order_final", True) and steps < 15
@@ -228,9 +232,9 @@ class NoiseSchedule:
             columns["toward"][i] += second
             columns["momentum"][i] = -second
         estimate = _variance_preserving(prediction, alphas[:-1], noises[:-1])
-        return _Course(columns, estimate, (alphas[:-1], noises[:-1]))
+        return Course(columns, estimate, (alphas[:-1], noises[:-1]))
 
-    def _lcm(self, steps: int, begin: int, prediction: str) -> _Course:
+    def _lcm(self, steps: int, begin: int, prediction: str) -> Course:
         train = self._config.get("num_train_timesteps", 1000)
         most = self._config.get("original_inference_steps") or 50
         if steps > most:
@@ -244,9 +248,9 @@ class NoiseSchedule:
         scaled = times * (self._config.get("timestep_scaling") or 10.0)
         skip, out = 0.25 / (scaled**2 + 0.25), scaled / np.sqrt(scaled**2 + 0.25)
         alpha_after, jitter = np.append(alpha[1:], 1.0), np.append(sigma[1:], 0.0)
-        columns = _columns(steps, time=times, keep=alpha_after * skip, toward=alpha_after * out, jitter=jitter)
+        columns = columns_of(steps, time=times, keep=alpha_after * skip, toward=alpha_after * out, jitter=jitter)
         draws = (*(True,) * (steps - 1), False)
-        return _Course(columns, _variance_preserving(prediction, alpha, sigma), (alpha, sigma), draws=draws)
+        return Course(columns, _variance_preserving(prediction, alpha, sigma), (alpha, sigma), draws=draws)
 
 
 def _variance_preserving(prediction: str, alpha: np.ndarray, sigma: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -258,6 +262,6 @@ def _variance_preserving(prediction: str, alpha: np.ndarray, sigma: np.ndarray) 
     }[prediction]
 
 
-def _columns(steps: int, **columns: np.ndarray) -> dict[str, np.ndarray]:
+def columns_of(steps: int, **columns: np.ndarray) -> dict[str, np.ndarray]:
     zero = {name: np.zeros(steps) for name in StepCoefficients._fields}
     return zero | {"scale": np.ones(steps)} | {name: np.array(column, float) for name, column in columns.items()}

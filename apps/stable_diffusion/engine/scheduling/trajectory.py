@@ -5,20 +5,20 @@ the start, each step of a scheduler that adds noise), so that a seed gives the s
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from apps.serving.errors import RequestError
-from apps.stable_diffusion.engine.backends.schedules import NoiseSchedule, Schedule, StepCoefficients
 from apps.stable_diffusion.engine.request import PictureRequest
+from apps.stable_diffusion.engine.scheduling.flow import FlowSchedule
+from apps.stable_diffusion.engine.scheduling.schedules import NoiseSchedule, Schedule, StepCoefficients
 
 if TYPE_CHECKING:
     import torch
 
-LATENT_CHANNELS = 4
 UNCHANGED = StepCoefficients(0, 1, 0, 0, keep=1, toward=0, momentum=0, jitter=0, original=0, noise=0)
 RESTING = np.array([*UNCHANGED, 1], np.float32)
 """[COLUMNS + 1] coefficients and guidance scale that leave a picture unchanged, for what pads a batch."""
@@ -30,23 +30,20 @@ class Trajectory:
 
     request: PictureRequest
     schedule: Schedule
-    shape: tuple[int, int]
-    """Height and width of the latents."""
+    guidance: float
+    """Weight of the prompt against the negative one; 1: the prompt alone counts."""
+    shape: tuple[int, int, int]
+    """Height, width and channels of the latents."""
     random: "torch.Generator"
     image_noise: "torch.Tensor | None"
-    """[1, 4, h, w] for the encoder's sample, if there is an image."""
+    """[1, channels, h, w] for the encoder's sample, if there is an image."""
     start_noise: "torch.Tensor"
-    """[1, 4, h, w]"""
+    """[1, channels, h, w]"""
     steps_done: int = 0
 
     @property
     def steps_total(self) -> int:
         return len(self.schedule.coefficients)
-
-    @property
-    def guidance(self) -> float:
-        """At least 1: as in diffusers, 1 and below follow the prompt only."""
-        return max(1.0, self.request.guidance_scale)
 
     @property
     def mask(self) -> np.ndarray | None:
@@ -61,7 +58,7 @@ class Trajectory:
         return np.append(self.schedule.coefficients[self.steps_done], np.float32(self.guidance))
 
     def next_noise(self) -> "torch.Tensor | None":
-        """[1, 4, h, w] noise of the next step; None if it adds none. Call it once for each step."""
+        """[1, channels, h, w] noise of the next step; None if it adds none. Call it once for each step."""
         return draw(self.random, self.shape) if self.schedule.draws[self.steps_done] else None
 
 
@@ -82,58 +79,59 @@ class StartedPicture:
         return self.plan.steps_done
 
 
-def draw(random: "torch.Generator", shape: tuple[int, int]) -> "torch.Tensor":
+def draw(random: "torch.Generator", shape: tuple[int, int, int]) -> "torch.Tensor":
+    """[1, channels, h, w] for latents of a height, a width and channels."""
     import torch
 
-    return torch.randn((1, LATENT_CHANNELS, *shape), generator=random)
+    height, width, channels = shape
+    return torch.randn((1, channels, height, width), generator=random)
 
 
 @dataclass(frozen=True)
 class Planner:
     """Checks requests against a loaded model, and plans their steps."""
 
-    sizes: tuple[tuple[int, int], ...]
     reduction: int
     """Pixels per latent, on each axis."""
+    channels: int
+    """Of the latents."""
     guided: bool
-    noise_schedule: NoiseSchedule
-
-    def __post_init__(self) -> None:
-        for width, height in self.sizes:
-            if width % self.reduction or height % self.reduction:
-                raise ValueError(f"size {width}x{height}: this model needs multiples of {self.reduction}")
+    no_guidance: float
+    """See `PipelineKind`."""
+    noise_schedule: NoiseSchedule | FlowSchedule
 
     def plan(self, request: PictureRequest) -> Trajectory:
         """Plan a picture. Raises RequestError if this model cannot make it."""
-        if request.guidance_scale > 1 and not self.guided:
+        if request.guidance_scale > self.no_guidance and not self.guided:
             raise RequestError(
                 "guidance_scale",
                 f"guidance_scale is {request.guidance_scale}; this model is served without guidance: leave it out, or "
-                "set it to at most 1",
+                f"set it to at most {self.no_guidance:g}",
             )
         strength = None if request.image is None else request.strength
         inpaint = request.mask is not None
+        shape = request.height // self.reduction, request.width // self.reduction, self.channels
         noise_schedule = self.noise_schedule.karras() if request.karras else self.noise_schedule
         schedule = noise_schedule.table(
-            request.scheduler, request.num_inference_steps, strength, inpaint, request.min_steps
+            request.scheduler, request.num_inference_steps, shape[:2], strength, inpaint, request.min_steps
         )
         import torch
 
         random = torch.Generator("cpu").manual_seed(request.seed)
-        shape = request.height // self.reduction, request.width // self.reduction
         image_noise = None if request.image is None else draw(random, shape)
         start_noise = draw(random, shape)
         if inpaint:
             draw(random, shape)  # diffusers encodes the masked image too, even if the network does not read it
-        return Trajectory(request, schedule, shape, random, image_noise, start_noise)
+        guidance = max(1.0, request.guidance_scale + 1 - self.no_guidance)
+        return Trajectory(request, schedule, guidance, shape, random, image_noise, start_noise)
 
 
-def check_batch(plans: Sequence[Trajectory], steps: int, most: int) -> None:
+def check_batch(plans: Sequence[Trajectory], groups: Sequence[Hashable], steps: int, most: int) -> None:
     """Raises ValueError if a batch violates the contract of `Backend.denoise`."""
     if not 0 < len(plans) <= most:
         raise ValueError(f"a batch of {len(plans)} pictures: from 1 to {most} fit")
-    if len({plan.shape for plan in plans}) > 1:
-        raise ValueError("the pictures of a batch must have the same size")
+    if len(set(groups)) > 1:
+        raise ValueError(f"the pictures of a batch must be of one group, not of {sorted(set(groups), key=str)}")
     left = min(plan.steps_total - plan.steps_done for plan in plans)
     if not 0 < steps <= left:
         raise ValueError(f"{steps} steps requested; the first picture to finish has {left} left")

@@ -1,0 +1,77 @@
+"""Puts the programs of a pipeline together, from its components' configs alone."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from apps.arrays.model_folder import CheckpointError
+from apps.stable_diffusion.engine.backends.programs import Programs
+from apps.stable_diffusion.engine.conditioning.clip import ClipEncoder
+from apps.stable_diffusion.engine.conditioning.interface import PromptEncoder
+from apps.stable_diffusion.engine.denoisers.interface import Denoiser
+from apps.stable_diffusion.engine.denoisers.unet import UNetDenoiser
+from apps.stable_diffusion.engine.denoisers.z_image import ZImageDenoiser
+from apps.stable_diffusion.engine.model import unet, vae, z_image
+from apps.stable_diffusion.engine.model.pipelines import Z_IMAGE, PipelineKind
+from apps.stable_diffusion.engine.request import Size
+
+Configs = Mapping[str, Mapping[str, Any]]
+
+
+def programs_of(
+    kind: PipelineKind,
+    configs: Configs,
+    sizes: Sequence[Size],
+    lengths: tuple[int, ...],
+    *,
+    mesh: Mesh,
+    attention: str,
+    dtype: jnp.dtype,
+    guided: bool,
+) -> Programs:
+    """The programs of a pipeline.
+
+    Args:
+        configs: component -> its config.
+        lengths: positions of a prompt in each text encoder.
+
+    Raises:
+        CheckpointError: the model is not supported.
+        ValueError: it cannot make pictures of one of these sizes.
+    """
+    pixels = vae.VaeArchitecture.of(configs["vae"])
+    encoder: PromptEncoder
+    denoiser: Denoiser
+    if kind is Z_IMAGE:
+        encoder = _language(configs, lengths[0], mesh, dtype)
+        denoiser = ZImageDenoiser.of(z_image.ZImageArchitecture.of(configs["transformer"]), pixels.reduction, sizes)
+    else:
+        encoders = {name: configs[name] for name in kind.text_encoders}
+        encoder = ClipEncoder(encoders, lengths, dtype, NamedSharding(mesh, P()))
+        denoiser = UNetDenoiser(unet.UNetArchitecture.of(configs["unet"]), pixels.reduction)
+    if pixels.latents != denoiser.channels:
+        raise CheckpointError(
+            f"vae/config.json: latent_channels is {pixels.latents}, but the {denoiser.component} takes "
+            f"{denoiser.channels}"
+        )
+    side = pixels.reduction * denoiser.granularity
+    for width, height in sizes:
+        if width % side or height % side:
+            raise ValueError(f"size {width}x{height}: this model needs multiples of {side}")
+    return Programs(mesh, encoder, denoiser, pixels, attention, dtype, guided)
+
+
+def _language(configs: Configs, length: int, mesh: Mesh, dtype: jnp.dtype) -> PromptEncoder:
+    """Z-Image's text encoder, whose last layer is not run: the transformer reads what goes into it."""
+    from apps.stable_diffusion.engine.conditioning.language import LanguageEncoder  # with the language engine
+
+    config, wanted = configs["text_encoder"], configs["transformer"].get("cap_feat_dim")
+    if wanted != config.get("hidden_size"):
+        raise CheckpointError(
+            f"transformer/config.json: cap_feat_dim is {wanted}, but the text encoder's hidden_size "
+            f"{config.get('hidden_size')}"
+        )
+    return LanguageEncoder.of(config, 1, length, dtype, mesh.devices)

@@ -1,0 +1,1 @@
+"""Text encoders: prompts as a denoiser reads them."""

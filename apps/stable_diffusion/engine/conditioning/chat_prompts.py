@@ -1,0 +1,68 @@
+"""Prompts as a language model reads them that encodes pictures' texts: as a chat's only message."""
+
+from typing import Any
+
+import numpy as np
+
+from apps.arrays.model_folder import CheckpointError
+from apps.stable_diffusion.engine.conditioning.prompts import PromptTokens, TextCache, dropped_words
+from apps.stable_diffusion.engine.model.checkpoint import Checkpoint
+
+POSITIONS = 512
+"""Of a prompt with its template, as diffusers' `ZImagePipeline` has it by default."""
+MARK = "\N{OBJECT REPLACEMENT CHARACTER}"
+
+
+class TemplatedPrompts:
+    """The `Tokenizing` of a checkpoint whose tokenizer has a chat template."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        import transformers
+
+        self.lengths = [POSITIONS]
+
+        (name,) = checkpoint.tokenizers
+        with checkpoint.local_folder(name) as folder:
+            try:
+                self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(f"{folder}/{name}")
+            except (OSError, ValueError) as error:
+                raise CheckpointError(f"{checkpoint.location}/{name}: no tokenizer can be read: {error}") from error
+        before, mark, after = self._in_template(MARK, checkpoint.location).partition(MARK)
+        if not mark:
+            raise CheckpointError(f"{checkpoint.location}/{name}: the chat template leaves the message out")
+        self._behind = len(self._ids(after))
+        self._most = POSITIONS - self._behind - len(self._ids(before))
+        self._known = TextCache(self._tokenize)
+
+    def __call__(self, text: str) -> PromptTokens:
+        return self._known(text)
+
+    def warnings(self, **texts: str) -> tuple[str, ...]:
+        return dropped_words(self, self._most, texts)
+
+    def _tokenize(self, text: str) -> PromptTokens:
+        """[1, POSITIONS] ids, and [1] how many there are."""
+        whole = self._ids(self._in_template(text, "the checkpoint"))
+        ids = whole[:POSITIONS]
+        dropped = ""
+        if len(whole) > POSITIONS:
+            dropped = self._tokenizer.decode(whole[POSITIONS : len(whole) - self._behind]).strip()
+        padded = np.zeros((1, POSITIONS), np.int32)
+        padded[0, : len(ids)] = ids
+        return PromptTokens((padded, np.array([len(ids)], np.int32)), dropped)
+
+    def _ids(self, text: str) -> list[int]:
+        return list(self._tokenizer(text, truncation=False, verbose=False)["input_ids"])
+
+    def _in_template(self, text: str, where: str) -> str:
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    [{"role": "user", "content": text}],
+                    tokenize=False,
+                    add_generation_prompt=True,
+                    enable_thinking=True,
+                )
+            )
+        except Exception as error:  # whatever a template raises
+            raise CheckpointError(f"{where}: the tokenizer's chat template fails: {error}") from error

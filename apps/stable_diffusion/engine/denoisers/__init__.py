@@ -1,0 +1,1 @@
+"""The networks that remove noise, each as the programs see it: a UNet, or a transformer."""

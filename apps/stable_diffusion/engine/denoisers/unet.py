@@ -1,0 +1,58 @@
+"""Stable Diffusion's UNets as denoisers: a picture's array is its latents."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from apps.stable_diffusion.engine.conditioning.interface import EncodedPrompt
+from apps.stable_diffusion.engine.denoisers.interface import Array, Shape
+from apps.stable_diffusion.engine.model import unet
+from apps.stable_diffusion.engine.model.weights import NamedWeights
+from apps.stable_diffusion.engine.request import Size
+
+
+@dataclass(frozen=True)
+class UNetDenoiser:
+    """The `Denoiser`.
+
+    Args:
+        reduction: pixels per latent, on each axis.
+    """
+
+    arch: unet.UNetArchitecture
+    reduction: int
+
+    component = "unet"
+    channels = 4
+    granularity = 1
+
+    def group(self, size: Size) -> Size:
+        return size
+
+    def shape(self, latents: Shape) -> tuple[int, ...]:
+        return latents
+
+    def mask_shape(self, latents: Shape) -> tuple[int, ...]:
+        return *latents[:2], 1
+
+    def packed(self, latents: Array) -> Array:
+        return latents
+
+    def unpacked(self, array: jax.Array, latents: Shape) -> jax.Array:
+        return array
+
+    def place(self, latents: Shape) -> np.ndarray | None:
+        return None
+
+    def predict(
+        self, w: NamedWeights, x: jax.Array, time: jax.Array, text: EncodedPrompt, place: Any, attention: str
+    ) -> jax.Array:
+        sizes = None
+        if self.arch.size_width is not None:
+            height, width = (side * self.reduction for side in x.shape[1:3])
+            sizes = jnp.tile(jnp.array([height, width, 0, 0, height, width], jnp.float32), (len(x), 1))
+        cond = unet.Conditioning(text.context, text.pooled, sizes)
+        return unet.predict(w, self.arch, x, time, cond, attention)

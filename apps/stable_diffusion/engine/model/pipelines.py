@@ -1,0 +1,80 @@
+"""The kinds of pipelines that are served: what each is made of in diffusers' layout, and what tells it from others."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+CLIP, VAE = ("CLIPTextModel",), ("AutoencoderKL",)
+
+
+@dataclass(frozen=True)
+class PipelineKind:
+    """One kind of pipeline."""
+
+    says: str
+    """Its models, in words."""
+    pipelines: tuple[str, ...]
+    """diffusers' classes."""
+    classes: Mapping[str, tuple[str, ...]]
+    """Component with weights -> its class, by any of these names. Text encoders come first."""
+    no_guidance: float = 1.0
+    """The guidance scale, as its users write it, from which on down only the prompt counts."""
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        return tuple(self.classes)
+
+    @property
+    def text_encoders(self) -> tuple[str, ...]:
+        return tuple(name for name in self.classes if name.startswith("text_encoder"))
+
+    @property
+    def tokenizers(self) -> tuple[str, ...]:
+        return tuple(name.replace("text_encoder", "tokenizer") for name in self.text_encoders)
+
+    def guided(self, guidance_scale: float) -> bool:
+        """Whether pictures of this guidance scale take a pass without the prompt, too."""
+        return guidance_scale > self.no_guidance
+
+
+PLAIN = PipelineKind(
+    says="Stable Diffusion 1.x and 2.x",
+    pipelines=(
+        "StableDiffusionPipeline",
+        "StableDiffusionImg2ImgPipeline",
+        "StableDiffusionInpaintPipeline",
+        "LatentConsistencyModelPipeline",
+    ),
+    classes={"text_encoder": CLIP, "unet": ("UNet2DConditionModel",), "vae": VAE},
+)
+XL = PipelineKind(
+    says="Stable Diffusion XL",
+    pipelines=("StableDiffusionXLPipeline", "StableDiffusionXLImg2ImgPipeline", "StableDiffusionXLInpaintPipeline"),
+    classes={
+        "text_encoder": CLIP,
+        "text_encoder_2": ("CLIPTextModelWithProjection",),
+        "unet": ("UNet2DConditionModel",),
+        "vae": VAE,
+    },
+)
+Z_IMAGE = PipelineKind(
+    says="Z-Image",
+    pipelines=("ZImagePipeline", "ZImageImg2ImgPipeline", "ZImageInpaintPipeline"),
+    classes={
+        "text_encoder": ("Qwen3Model", "Qwen3ForCausalLM"),
+        "transformer": ("ZImageTransformer2DModel",),
+        "vae": VAE,
+    },
+    no_guidance=0.0,
+)
+KINDS = (PLAIN, XL, Z_IMAGE)
+SUPPORTED = "Stable Diffusion 1.x, 2.x and XL, their Turbo and LCM variants, and Z-Image, all in diffusers' layout"
+
+
+def kind_of(pipeline: str | None) -> PipelineKind | None:
+    """The kind of one of diffusers' pipelines; None: it is not served."""
+    return next((kind for kind in KINDS if pipeline in kind.pipelines), None)
+
+
+def kind_with(components: Collection[str]) -> PipelineKind:
+    """The kind with these components."""
+    return next(kind for kind in KINDS if set(kind.components) == set(components))
