@@ -183,7 +183,8 @@ def _shard_bytes(forms: Any) -> int:
 def attention_kernels(module: Module) -> KernelCost:
     """Analytic cost of a program's attention kernels, which declare their useful work and their HBM traffic.
 
-    Each head of a tile multiplies with the whole tile.
+    Each head of a tile multiplies with the whole tile. A language model's kernel, which a text encoder has, declares
+    none of it: over one prompt it does not count.
     """
     moved = computed = 0.0
     for computation in module.computations.values():
@@ -193,6 +194,8 @@ def attention_kernels(module: Module) -> KernelCost:
             flops, scores, bytes_ = (
                 instruction.number(key) or 0 for key in ("flops", "transcendentals", "bytes_accessed")
             )
+            if not scores:
+                continue
             batch, positions, _ = instruction.arrays[0].dims
             _, width = attention.tile(scores // (batch * positions**2), flops // (4 * scores))
             moved += bytes_

@@ -179,10 +179,10 @@ class JaxBackend:
 
     def denoise(self, pictures: Sequence[JaxPicture], steps: int) -> None:
         """See `Backend.denoise`."""
+        groups = [self.group((picture.request.width, picture.request.height)) for picture in pictures]
+        check_batch([picture.plan for picture in pictures], groups, steps, self.batch_sizes[-1])
         size = pictures[0].request.width, pictures[0].request.height
         denoiser = self.programs.denoiser
-        groups = [denoiser.group((picture.request.width, picture.request.height)) for picture in pictures]
-        check_batch([picture.plan for picture in pictures], groups, steps, self.batch_sizes[-1])
         b = next(b for b in self.batch_sizes if b >= len(pictures))
         program, spare = self._compiled["denoise", groups[0], b], self._spare_states(size, b - len(pictures))
         inputs = tuple(picture.inputs for picture in pictures) + (pictures[0].inputs,) * len(spare)

@@ -51,10 +51,11 @@ class FlowSchedule:
         self,
         scheduler: Scheduler,
         steps: int,
-        latents: tuple[int, int],
         strength: float | None = None,
         inpaint: bool = False,
         min_steps: int = 0,
+        *,
+        latents: tuple[int, int],
     ) -> Schedule:
         """The steps of a picture: see `NoiseSchedule.table`.
 

@@ -115,16 +115,16 @@ class NoiseSchedule:
         self,
         scheduler: Scheduler,
         steps: int,
-        latents: tuple[int, int] = (0, 0),
         strength: float | None = None,
         inpaint: bool = False,
         min_steps: int = 0,
+        latents: tuple[int, int] | None = None,
     ) -> Schedule:
         """The steps of a picture; `strength` is of image to image and inpainting, None without an image.
 
         Args:
-            latents: their height and width, which change nothing here.
             min_steps: that are run with an image, however small `strength` is.
+            latents: their height and width, which change nothing here.
 
         Raises:
             RequestError: this scheduler cannot serve the model, or these steps or strength.

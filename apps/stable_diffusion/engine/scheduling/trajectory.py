@@ -113,7 +113,7 @@ class Planner:
         shape = request.height // self.reduction, request.width // self.reduction, self.channels
         noise_schedule = self.noise_schedule.karras() if request.karras else self.noise_schedule
         schedule = noise_schedule.table(
-            request.scheduler, request.num_inference_steps, shape[:2], strength, inpaint, request.min_steps
+            request.scheduler, request.num_inference_steps, strength, inpaint, request.min_steps, latents=shape[:2]
         )
         import torch
 

@@ -32,7 +32,7 @@ def test_levels_are_diffusers(config: dict[str, Any], steps: int, latents: tuple
     sequence |= {"base_seq_len": known["base_image_seq_len"], "max_seq_len": known["max_image_seq_len"]}
     mu = calculate_shift(latents[0] * latents[1] // 4, **sequence)
     scheduler.set_timesteps(sigmas=np.linspace(1, 1 / steps, steps).tolist(), mu=mu)
-    table = FlowSchedule(dict(known)).table("euler", steps, latents).coefficients
+    table = FlowSchedule(dict(known)).table("euler", steps, latents=latents).coefficients
     np.testing.assert_allclose(table[:, 0], scheduler.sigmas[:-1], atol=1e-6)  # the time, which is the level
     np.testing.assert_allclose(table[:, 4], scheduler.sigmas[1:] / scheduler.sigmas[:-1], atol=1e-6)
 
