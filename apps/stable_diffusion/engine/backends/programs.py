@@ -119,7 +119,7 @@ class Programs:
         shape = self.latents(size)
 
         def each(weights: Mapping[str, jax.Array], latents: jax.Array) -> tuple[jax.Array, jax.Array]:
-            x = (latents / self.vae.scaling + self.vae.shift).astype(self.dtype)
+            x = self.vae.decodable(latents).astype(self.dtype)
             pixels = vae.decode(NamedWeights(weights), self.vae, x, self.attention)
             finite = jnp.isfinite(jnp.max(jnp.abs(pixels), axis=(1, 2, 3)))  # a maximum is NaN where a number is
             return jnp.round(jnp.clip(pixels / 2 + 0.5, 0, 1) * 255).astype(jnp.uint8), finite
@@ -148,7 +148,7 @@ class Programs:
 
         split = jax.shard_map(whole, mesh=self.mesh, in_specs=(P(), P()), out_specs=P(), check_vma=False)
         mean, deviation = split(weights, image)
-        original = (mean[0] + deviation[0] * image_noise - self.vae.shift) * self.vae.scaling
+        original = self.vae.denoisable(mean[0] + deviation[0] * image_noise)
         packed = self.denoiser.packed
         return packed(original), packed(mix[0] * original + mix[1] * start_noise)
 

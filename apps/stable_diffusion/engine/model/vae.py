@@ -64,6 +64,15 @@ class VaeArchitecture:
         """Pixels per latent, on each axis."""
         return 2 ** (len(self.channels) - 1)
 
+    def denoisable(self, latents: jax.Array) -> jax.Array:
+        """The encoder's latents as the denoiser has them."""
+        return (latents - self.shift if self.shift else latents) * self.scaling
+
+    def decodable(self, latents: jax.Array) -> jax.Array:
+        """The denoiser's latents as the decoder has them."""
+        latents = latents / self.scaling
+        return latents + self.shift if self.shift else latents
+
 
 def encode(w: NamedWeights, arch: VaeArchitecture, pixels: jax.Array, attention: str) -> tuple[jax.Array, jax.Array]:
     """[b, H, W, 3] -> the latents' mean and standard deviation, [b, h, w, latents] each, before scaling."""
