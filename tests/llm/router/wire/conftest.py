@@ -12,7 +12,7 @@ from apps.llm.router.wire.served import ServedEngine
 from tests.llm.router.wire.asking import Connected
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def engine(load: Callable[..., Any]) -> JaxEngine:
     return load(max_adapters=2, max_adapter_rank=8).tokens
 
