@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from ray_configs.applications.replicas import AppConfig
+from ray_configs.applications.roots import ModelRoots
 
 DEMO_MODEL = str(Path(__file__).resolve().parent.parent / "apps" / "stable_diffusion" / "demo" / "model")
 
@@ -53,6 +54,25 @@ class StableDiffusionConfig(AppConfig):
     """Requests in flight at one replica; more wait in Serve's queue."""
     max_queued_requests: int = Field(128, ge=0)
     """Size of Serve's queue; one more request is refused with 503 and Retry-After."""
+    loras: dict[str, str] = Field(default_factory=dict)
+    """LoRAs by name: each a safetensors file, or a folder with one, local, at an fsspec URL or on the hub (OWNER/NAME,
+    OWNER/NAME/FILE). A prompt names one as `<lora:name:0.8>`, other requests in `loras`. On a command line:
+    `loras='{"ink": "/loras/ink.safetensors"}'`."""
+    lora_folder: str | None = None
+    """A local folder, such as a mounted bucket, whose `*.safetensors` files are LoRAs too, by their names without the
+    ending. `POST /sdapi/v1/refresh-loras` reads it anew."""
+    lora_loading: bool = False
+    """Answer `/v1/load_lora_adapter` and `/v1/unload_lora_adapter`: whoever may ask for pictures may then have the
+    server read any LoRA of the hub, and those below `model_roots`. Needs `max_replicas` 1."""
+    model_roots: ModelRoots | None = None
+    """Folders and URL prefixes (`/loras,gs://bucket/loras`) below which `/v1/load_lora_adapter` may load LoRAs.
+    Default: it loads only from the hub."""
+    max_lora_rank: int = Field(64, ge=1, le=1024)
+    """Sum of the ranks of the LoRAs that one picture may have. All are filled up to it: it costs memory and time, also
+    for pictures without LoRA, as soon as `loras`, `lora_folder` or `lora_loading` is set."""
+    lora_slots: int = Field(4, ge=1, le=256)
+    """Combinations of LoRAs and weights that are on the devices at a time. A picture with another one waits until the
+    pictures of one of them have ended."""
     compile_cache: str | None = "~/.cache/podslice/jax"
     """Folder of JAX's persistent compilation cache: a UNet takes minutes to compile. None: no cache."""
     health_step_deadline_s: float = Field(300, gt=0)
@@ -78,6 +98,30 @@ class StableDiffusionConfig(AppConfig):
         if not sizes:
             raise ValueError("sizes must name at least one size, such as 512x512")
         return sizes
+
+    @property
+    def has_loras(self) -> bool:
+        """Whether the programs have places for LoRAs."""
+        return bool(self.loras or self.lora_folder or self.lora_loading)
+
+    @field_validator("loras")
+    @classmethod
+    def _names_of_loras(cls, loras: dict[str, str]) -> dict[str, str]:
+        for name in loras:
+            if not name or set(name) & set("<>:="):
+                raise ValueError(f"loras: {name!r} must be a name without < > : =, which end it in a prompt")
+        return loras
+
+    @model_validator(mode="after")
+    def _loras_can_be_loaded(self) -> "StableDiffusionConfig":
+        if self.lora_loading and self.max_replicas != 1:
+            raise ValueError(
+                "lora_loading reaches only the replica that takes the request: set max_replicas 1, or name the LoRAs "
+                "in `loras`, which every replica loads"
+            )
+        if self.has_loras and self.backend not in ("auto", "jax"):
+            raise ValueError(f"backend {self.backend} has no LoRA: set backend jax, or leave loras out")
+        return self
 
     @model_validator(mode="after")
     def _default_steps_allowed(self) -> "StableDiffusionConfig":

@@ -181,6 +181,13 @@ class ModelFolder:
             if tensor.dtype in dtypes
         }
 
+    def metadata(self, file: str) -> dict[str, str]:
+        """What a safetensors file, whose `header` was read, says of itself; empty if it says nothing."""
+        path = self.path(file)
+        length = int.from_bytes(self._fs.cat_file(path, 0, 8), "little")
+        found = json.loads(self._fs.cat_file(path, 8, 8 + length)).get("__metadata__")
+        return {key: value for key, value in found.items() if isinstance(value, str)} if isinstance(found, dict) else {}
+
     def array(self, file: str, start: int, stop: int, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
         """Bytes `[start, stop)` of a file as an array. Local files are mapped, not copied."""
         if self.is_local and start < stop:

@@ -13,10 +13,11 @@ from apps.serving.errors import RequestError
 from apps.serving.stuck import StuckWatch
 from apps.stable_diffusion.engine.engine import Engine, EngineStats
 from apps.stable_diffusion.engine.job import Finished, PictureJob, Preview, QueuePosition, Step
-from apps.stable_diffusion.engine.request import MAX_SEED, PictureRequest, Size, check_size
+from apps.stable_diffusion.engine.loras.known import KnownLoras
+from apps.stable_diffusion.engine.request import MAX_SEED, LoraUse, PictureRequest, Size, check_size
 from apps.stable_diffusion.metrics import PictureMetrics
 from apps.stable_diffusion.png import encode_png, parameters_of
-from apps.stable_diffusion.prompt_syntax import marks
+from apps.stable_diffusion.prompt_syntax import marks, with_loras
 from apps.stable_diffusion.samplers import sampler_named
 from ray_configs.stable_diffusion import StableDiffusionConfig
 
@@ -53,6 +54,7 @@ class PicturesRequest:
     """[height, width] bool, of that size."""
     strength: float | None = None
     min_steps: int = 0
+    loras: tuple[LoraUse, ...] = ()
     previews: int = 0
     """Number of previews of each picture, spread evenly over its steps."""
 
@@ -109,6 +111,11 @@ class PictureModel:
     def default_size(self) -> Size:
         return self.sizes[0]
 
+    @property
+    def loras(self) -> KnownLoras:
+        """The LoRAs that requests may name."""
+        return self.engine.backend.loras
+
     def size(self, width: int, height: int) -> Size:
         """The size, if the model is compiled for it; else raises RequestError."""
         check_size((width, height), self.sizes)
@@ -151,6 +158,7 @@ class PictureModel:
             image=wanted.image,
             mask=wanted.mask,
             min_steps=wanted.min_steps,
+            loras=wanted.loras,
             **{name: value for name, value in optional.items() if value is not None},
         )
         others = (replace(first, seed=(first.seed + index) % (MAX_SEED + 1)) for index in range(1, wanted.n))
@@ -203,7 +211,7 @@ class PictureModel:
         parameters = parameters_of(request, self.name)
         texts = {
             "parameters": parameters,
-            "prompt": request.prompt,
+            "prompt": with_loras(request.prompt, request.loras),
             "seed": str(request.seed),
             "steps": str(request.num_inference_steps),
             "model": self.name,

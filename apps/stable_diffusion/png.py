@@ -9,6 +9,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from apps.stable_diffusion.engine.request import PictureRequest
+from apps.stable_diffusion.prompt_syntax import with_loras
 from apps.stable_diffusion.samplers import SAMPLER_NAMES
 
 COMPRESSION = {"compress_level": 1, "compress_type": zlib.Z_RLE}
@@ -29,7 +30,7 @@ def encode_png(pixels: np.ndarray, texts: Mapping[str, str]) -> bytes:
 
 def parameters_of(request: PictureRequest, model: str) -> str:
     """A picture's generation parameters, in the format of AUTOMATIC1111's `parameters`, which many programs read."""
-    lines = [request.prompt]
+    lines = [with_loras(request.prompt, request.loras)]
     if request.negative_prompt:
         lines.append(f"Negative prompt: {request.negative_prompt}")
     facts = {

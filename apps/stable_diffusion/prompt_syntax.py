@@ -1,23 +1,75 @@
-r"""AUTOMATIC1111's prompt syntax. None of it is built: its dialect refuses it, the others read letters and say so.
+r"""AUTOMATIC1111's prompt syntax. Of it `<lora:name:1>` is built: the rest its dialect refuses, the others read letters
+and say so.
 
-There, `(red:1.5)`, `((red))`, `[red]`, `[red:blue:0.5]`, `[red|blue]`, `<lora:name:1>`, `AND` and `BREAK` do more than
-their letters. So does `(red)`, but only by a tenth, and a pair of parentheses is how people write prose: it is drawn as
-letters, with a warning. `\(` is the letter in AUTOMATIC1111 too.
+There, `(red:1.5)`, `((red))`, `[red]`, `[red:blue:0.5]`, `[red|blue]`, `<hypernet:name:1>`, `AND` and `BREAK` do more
+than their letters. So does `(red)`, but only by a tenth, and a pair of parentheses is how people write prose: it is
+drawn as letters, with a warning. `\(` is the letter in AUTOMATIC1111 too.
 """
 
 import re
+from collections.abc import Sequence
 
 from apps.serving.errors import RequestError, shortened
+from apps.stable_diffusion.engine.request import LoraUse
 
 _WEIGHT = re.compile(r":\s*[+-]?[.\d]+\s*\)")
 _SYNTAX = (
-    (re.compile(r"<\w+:[^<>]+>"), "names a LoRA or another network"),
+    (re.compile(r"<\w+:[^<>]+>"), "names a network"),
     (re.compile(r"\(\s*\([^()]*\)?"), "gives words more weight"),
     (re.compile(r"\[[^\]]*\]?"), "gives words less weight, or changes them between steps"),
     (re.compile(r"\bBREAK\b"), "begins a new part of the prompt"),
 )
 _AND = (re.compile(r"\bAND\b"), "combines prompts")  # in a negative prompt it is a word
+_NETWORK = re.compile(r"<(\w+):([^<>]+)>")
 _ESCAPED = re.compile(r"\\([()\[\]\\])")
+
+
+def split_loras(field: str, text: str) -> tuple[str, tuple[LoraUse, ...]]:
+    """A prompt without its marks of LoRAs, and these: `<lora:name>`, `<lora:name:0.8>` for the text encoders and the
+    denoiser, `<lora:name:0.5:0.8>` for each, `<lora:name:te=0.5:unet=0.8>`. `lyco` is an older word for `lora`.
+
+    Source read: `ExtraNetworkLora.activate` and `parse_prompt` in AUTOMATIC1111's web UI.
+
+    Raises:
+        RequestError: a weight is no number, or there is more than name and weights.
+    """
+    uses: list[LoraUse] = []
+
+    def taken(found: re.Match[str]) -> str:
+        if found[1].lower() not in ("lora", "lyco"):
+            return found[0]
+        uses.append(_lora_use(field, found[0], found[2]))
+        return ""
+
+    return _NETWORK.sub(taken, text), tuple(uses)
+
+
+def _lora_use(field: str, mark: str, arguments: str) -> LoraUse:
+    positional = [part for part in arguments.split(":") if "=" not in part]
+    named = dict(part.split("=", 1) for part in arguments.split(":") if "=" in part)
+    try:
+        if not positional or len(positional) > 3 or set(named) - {"te", "unet"}:
+            raise ValueError
+        text = float(named.get("te", positional[1] if len(positional) > 1 else 1.0))
+        weight = float(named.get("unet", positional[2] if len(positional) > 2 else text))
+    except ValueError:
+        raise RequestError(
+            field,
+            f"{field} has {shortened(mark, 60)!r}, which is no LoRA with its weights: write <lora:name:0.8>, or "
+            "<lora:name:te=0.5:unet=0.8>",
+        ) from None
+    return LoraUse(positional[0], weight, text)
+
+
+def with_loras(text: str, uses: Sequence[LoraUse]) -> str:
+    """The prompt with the marks of its LoRAs at the end, as pictures' metadata have it."""
+    marks = (
+        f"<lora:{use.name}:{use.weight:g}>"
+        if use.weight == use.text_weight
+        else f"<lora:{use.name}:te={use.text_weight:g}:unet={use.weight:g}>"
+        for use in uses
+    )
+    return " ".join(filter(None, (text, *marks)))
 
 
 def check_syntax(field: str, text: str) -> None:
@@ -56,7 +108,8 @@ def bare_parentheses(field: str, text: str) -> tuple[str, ...]:
 def _as_letters(field: str, part: str | None) -> tuple[str, ...]:
     if part is None:
         return ()
-    return (f"{field} has {shortened(part, 60)!r}, which is read as letters: weights and networks are not built",)
+    means = "which is read as letters: weights are not built, and LoRAs are named in loras"
+    return (f"{field} has {shortened(part, 60)!r}, {means}",)
 
 
 def _weighted(plain: str, text: str) -> str | None:

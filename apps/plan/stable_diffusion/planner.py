@@ -19,6 +19,8 @@ from apps.plan.stable_diffusion.known import Configs
 from apps.plan.stable_diffusion.report import ImagePlan, Program, Rate
 from apps.stable_diffusion.engine.backends.assembly import programs_of
 from apps.stable_diffusion.engine.conditioning.chat_prompts import POSITIONS
+from apps.stable_diffusion.engine.loras.pool import LoraForms
+from apps.stable_diffusion.engine.loras.room import LoraRoom
 from apps.stable_diffusion.engine.model import attention
 from apps.stable_diffusion.engine.model.checkpoint import Checkpoint
 from apps.stable_diffusion.engine.model.pipelines import Z_IMAGE, kind_with
@@ -72,7 +74,9 @@ class PicturePrograms:
     """Pictures of each denoising program, all chips together."""
     guided: bool
     weights: int
-    """Bytes of all components' weights on each device."""
+    """Bytes of all components' weights, and of the room for LoRAs, on each device."""
+    loras: int
+    """Bytes of those in the denoising programs' arguments."""
 
     @classmethod
     def of(cls, workload: PictureWorkload, configs: Configs) -> "PicturePrograms":
@@ -98,8 +102,13 @@ class PicturePrograms:
         )
         forms = programs.forms(size)
         batches = tuple(count * slice.chips for count in workload.pictures)
-        specs = {spec.key: spec for spec in programs.listed(forms, (size,), batches)}
-        return cls(workload, specs, size, programs.denoiser.group(size), batches, programs.guided, _shard_bytes(forms))
+        rooms = LoraRoom(config.lora_slots, config.max_lora_rank) if config.has_loras else None
+        specs = {spec.key: spec for spec in programs.listed(forms, (size,), batches, rooms)}
+        group = programs.denoiser.group(size)
+        loras = None if rooms is None else LoraForms.of(forms, rooms, programs.dtype, programs.everywhere)
+        pool, texts = (0, 0) if loras is None else (_shard_bytes(loras.pool), _shard_bytes(loras.texts))
+        weights = _shard_bytes(forms) + pool + texts
+        return cls(workload, specs, size, group, batches, programs.guided, weights, pool)
 
     def measured(self, key: Key) -> tuple[Measured, KernelCost]:
         """Compiles a program: the compiler's figures, and its attention kernels' cost."""
@@ -161,6 +170,7 @@ def plan(workload: PictureWorkload, tell: Tell = lambda _: None) -> ImagePlan:
 def _reported(programs: PicturePrograms, key: Key, name: str, pictures: float, peaks: Peaks) -> Program:
     measured, kernel = programs.measured(key)
     weights = _shard_bytes(programs.specs[key].arguments[0])  # they come first
+    weights += programs.loras if key[0] == "denoise" else 0
     return Program(
         **run_fields(measured, [kernel], run_time(measured, [kernel], peaks)),
         name=name,
@@ -250,6 +260,10 @@ def _notes(workload: PictureWorkload, source: str, cores: int, rates: list[Rate]
             f"{workload.slice.generation}; this plan's best estimate is {best / record:.2f} times that."
         )
     notes += core_notes(workload.slice, cores)
+    if (config := workload.config).has_loras:
+        notes.append(
+            f"Weights include {config.lora_slots} combinations of LoRAs, of a rank of {config.max_lora_rank} each."
+        )
     if workload.config.dtype != "bfloat16":
         notes.append(f"{workload.config.dtype} weights and activations: TPUs are faster with bfloat16.")
     return notes

@@ -26,6 +26,8 @@ from apps.serving.event_loops import wake
 from apps.serving.progress import tell
 from apps.stable_diffusion.engine.backends.backend import Backend
 from apps.stable_diffusion.engine.job import PictureJob, QueuePosition
+from apps.stable_diffusion.engine.loras.room import LoraRoom
+from apps.stable_diffusion.engine.loras.slots import SlotsTaken
 from apps.stable_diffusion.engine.open_jobs import OpenJobs
 from apps.stable_diffusion.engine.picture_queue import PictureTask
 from apps.stable_diffusion.engine.request import PictureRequest, check_size
@@ -70,12 +72,13 @@ class Engine(EngineThread):
         """Read the model, compile every program and start the loop. Takes seconds to minutes; logs progress.
 
         Raises:
-            CheckpointError: the model cannot be read, or is of an unknown kind.
+            CheckpointError: the model or a LoRA cannot be read, or is of an unknown kind.
             ValueError: the config does not fit the model or the machine.
         """
         from apps.stable_diffusion.engine.backends.choice import open_backend
 
         sides = [size.split("x") for size in config.sizes]
+        room = LoraRoom(config.lora_slots, config.max_lora_rank) if config.has_loras else None
         backend = open_backend(
             config.model,
             sizes=[(int(width), int(height)) for width, height in sides],
@@ -84,11 +87,16 @@ class Engine(EngineThread):
             guidance_scale=config.guidance_scale,
             dtype=config.dtype,
             compile_cache=config.compile_cache,
+            lora_room=room,
             progress=_say,
         )
         if config.scheduler not in backend.schedulers:
             only = " or ".join(backend.schedulers)
             raise ValueError(f"scheduler is {config.scheduler}, which cannot serve {config.model}: set it to {only}")
+        for name, location in config.loras.items():
+            backend.loras.load(name, location)
+        backend.loras.folder = config.lora_folder
+        backend.loras.refresh()
         return cls(backend, config.max_waiting)
 
     # -- the callers' side --------------------------------------------------------------------------------------
@@ -100,7 +108,7 @@ class Engine(EngineThread):
             previews: how many previews of each picture, spread evenly over its steps.
 
         Raises:
-            RequestError: a size that the backend is not ready for.
+            RequestError: a size that the backend is not ready for, or an unknown LoRA.
             QueueFull: `max_waiting` pictures wait already.
             EngineStopped: the loop has ended.
         """
@@ -110,6 +118,7 @@ class Engine(EngineThread):
             raise RequestError("previews", f"previews is {previews}; it must be from 0 to {MAX_PREVIEWS}")
         for request in requests:
             check_size((request.width, request.height), self.backend.sizes)
+            self.backend.loras.combination(request.loras)
         job, now = PictureJob(requests, previews, self, loop), time.monotonic()
         with self._lock:
             self.check_open()
@@ -211,9 +220,14 @@ class Engine(EngineThread):
         for task in self._jobs.queue.joining():
             if task.job.end is not None or task.job.leaving:  # its job failed, or is about to be dropped
                 continue
+            if self._jobs.queue.no_loras and task.request.loras:
+                continue
             try:
                 with panics_as(AnswerFailed):
                     picture = self.backend.start(task.request)
+            except SlotsTaken:
+                self._jobs.queue.no_loras = True
+                continue
             except Exception as error:
                 self._jobs.refuse(task.job, error)
                 continue

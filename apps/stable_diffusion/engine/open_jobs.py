@@ -98,7 +98,7 @@ class OpenJobs:
         wake(task.job for task in (*done, *shown))
 
     def _finish(self, task: PictureTask, pixels: Any) -> None:
-        self.queue.remove(task)
+        self._remove(task)
         self.pictures += 1
         job, picture, seconds = task.job, task.begun, time.monotonic() - task.submitted
         job.put(Finished(task.index, pixels, task.request, picture.steps_total, tuple(picture.warnings), seconds))
@@ -109,11 +109,16 @@ class OpenJobs:
         """Remove a job's pictures, waiting or running; returns how many there were."""
         tasks = [task for task in self.queue.tasks() if task.job is job]
         for task in tasks:
-            self.queue.remove(task)
+            self._remove(task)
             if task.picture is None:
                 with self._lock:
                     self.waiting -= 1
         return len(tasks)
+
+    def _remove(self, task: PictureTask) -> None:
+        self.queue.remove(task)
+        if task.picture is not None:
+            self._backend.end(task.picture)
 
     def fail_all(self, incoming: Sequence[PictureTask], reason: str) -> None:
         """Fail every job, and those of `incoming`, which the queue does not have yet."""

@@ -5,6 +5,7 @@ numbers. The oldest picture decides the group, and others of it join. So a pictu
 size starves another.
 """
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
@@ -48,12 +49,18 @@ class PictureTask:
 
 
 class PictureQueue:
-    """The waiting and the running tasks, by group. At most `largest` of a group run at once."""
+    """The waiting and the running tasks, by group. At most `largest` of a group run at once.
+
+    When there is no place for a task's LoRAs, no other with LoRAs may start before a task has ended: it could keep the
+    place that the first waits for.
+    """
 
     def __init__(self, largest: int):
         self._largest = largest
         self._waiting: dict[Hashable, deque[PictureTask]] = {}
         self._running: dict[Hashable, list[PictureTask]] = {}
+        self.no_loras = False
+        """Whether a task waits for a place for its LoRAs."""
 
     @property
     def running(self) -> int:
@@ -80,6 +87,7 @@ class PictureQueue:
         """Remove a task that has ended, in whatever way."""
         tasks = self._waiting if task.picture is None else self._running
         tasks[task.group].remove(task)
+        self.no_loras = False
 
     def batch(self) -> list[PictureTask]:
         """The tasks to advance next; empty if there are none, or if the next in turn must be started first."""
@@ -91,7 +99,11 @@ class PictureQueue:
         if (group := self._turn()) is None:
             return []
         places = self._largest - len(self._running.get(group, ()))
-        return [task for task, _ in zip(self._waiting.get(group, ()), range(places))]
+        return [task for task, _ in zip(self._able(group), range(places))]
+
+    def _able(self, group: Hashable) -> Iterator[PictureTask]:
+        """The waiting tasks of a group that may start."""
+        return (task for task in self._waiting.get(group, ()) if not (self.no_loras and task.request.loras))
 
     def steps(self, batch: list[PictureTask], seconds_per_step: float | None) -> int:
         """Steps of one launch: none beyond a picture's end or preview, and just one while others can join."""
@@ -112,6 +124,7 @@ class PictureQueue:
         return total
 
     def _turn(self) -> Hashable | None:
-        """The group of the oldest task."""
-        firsts = [tasks[0] for tasks in (*self._running.values(), *self._waiting.values()) if tasks]
+        """The group of the oldest task that runs or may start."""
+        firsts = [tasks[0] for tasks in self._running.values() if tasks]
+        firsts += [task for group in self._waiting for task in itertools.islice(self._able(group), 1)]
         return min(firsts, key=lambda task: task.number).group if firsts else None

@@ -16,6 +16,7 @@ KARRAS: tuple[Scheduler, ...] = ("euler", "dpm-solver++")
 
 MAX_SEED = 2**32 - 1
 MAX_GUIDANCE = 50.0
+MAX_LORA_WEIGHT = 100.0
 
 
 Size = tuple[int, int]
@@ -33,6 +34,26 @@ def check_prompt(prompt: str) -> None:
     """Raises RequestError for a prompt without words, which the engine draws but most dialects refuse."""
     if not prompt.strip():
         raise RequestError("prompt", "prompt is empty: say what the picture should show")
+
+
+@dataclass(frozen=True)
+class LoraUse:
+    """A LoRA that a picture is made with."""
+
+    name: str
+    weight: float = 1.0
+    """Of what it adds to the denoiser."""
+    text_weight: float = 1.0
+    """Of what it adds to the text encoders."""
+
+    def __post_init__(self) -> None:
+        for weight in (self.weight, self.text_weight):
+            if not abs(weight) <= MAX_LORA_WEIGHT:
+                raise RequestError(
+                    "loras",
+                    f"loras: the weight of {self.name!r:.100} is {weight}; it can be {-MAX_LORA_WEIGHT:g} to "
+                    f"{MAX_LORA_WEIGHT:g}",
+                )
 
 
 @dataclass(frozen=True)
@@ -60,6 +81,7 @@ class PictureRequest:
     """With `image`: share of the denoising steps that are run, 0 to 1; 1 forgets the image."""
     min_steps: int = 0
     """With `image`: steps that are run at least; with 1, `strength` may be 0."""
+    loras: tuple[LoraUse, ...] = ()
 
     def __post_init__(self) -> None:
         def refuse(name: str, message: str) -> None:

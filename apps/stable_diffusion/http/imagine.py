@@ -24,6 +24,7 @@ from apps.serving.ingress.event_stream import EventStream
 from apps.serving.ingress.openapi import query, schema_of
 from apps.stable_diffusion.engine.job import PictureJob, QueuePosition, Step
 from apps.stable_diffusion.engine.request import check_prompt
+from apps.stable_diffusion.http.loras import uses_in_query
 from apps.stable_diffusion.pictures import FinishedPng, News, PictureModel, PicturesRequest, PreviewPng
 from ray_configs.base import Strict
 
@@ -41,6 +42,7 @@ class ImagineQuery(Strict):
     num_inference_steps: int | None = None
     guidance_scale: float | None = Field(None, allow_inf_nan=False)
     scheduler: str | None = None
+    loras: str = Field("", description="LoRAs and their weights: `ink:0.8,face`.")
     stream: bool = False
     previews: int = Field(0, ge=0, le=10)
 
@@ -99,6 +101,7 @@ def _wanted(model: PictureModel, query: ImagineQuery, stream: bool) -> PicturesR
         num_inference_steps=query.num_inference_steps,
         guidance_scale=query.guidance_scale,
         scheduler=query.scheduler,
+        loras=uses_in_query(query.loras),
         previews=query.previews if stream else 0,
     )
 

@@ -16,6 +16,7 @@ from apps.serving.ingress.openapi import STREAMED, form, json_body
 from apps.stable_diffusion.engine.job import PictureJob, Step
 from apps.stable_diffusion.engine.request import Size, check_prompt
 from apps.stable_diffusion.http.imagine import event
+from apps.stable_diffusion.http.loras import uses_of
 from apps.stable_diffusion.http.openai_requests import EditBody, GenerationBody, VariationBody, read_edit
 from apps.stable_diffusion.http.uploads import has_transparency, mask_from_alpha, pixels_of, read_image, read_mask
 from apps.stable_diffusion.pictures import FinishedPng, PictureModel, PicturesRequest, PreviewPng
@@ -78,6 +79,7 @@ def _wanted(size: Size, body: GenerationBody | EditBody, **more: Any) -> Picture
         guidance_scale=body.guidance_scale,
         scheduler=body.scheduler,
         previews=body.partial_images or 0,
+        loras=uses_of(body.loras),
         **more,
     )
 

@@ -14,6 +14,7 @@ from starlette.requests import Request
 
 from apps.serving.ingress.bodies import MAX_BYTES, Body, BodyTooLarge, in_pieces, read_body
 from apps.serving.ingress.dialects.openai_errors import OpenAIError, from_body
+from apps.stable_diffusion.http.loras import LoraBodies
 
 ONLY = {
     "output_format": ("png", "pictures carry their parameters in PNG's metadata"),
@@ -43,6 +44,8 @@ class GenerationBody(Body):
     num_inference_steps: int | None = Field(None, validation_alias=AliasChoices("num_inference_steps", "steps"))
     guidance_scale: float | None = Field(None, allow_inf_nan=False)
     scheduler: str | None = None
+    loras: LoraBodies | None = None
+    """What `<lora:name:0.8>` is in AUTOMATIC1111's prompts: `[{"name": "ink", "weight": 0.8}]`."""
     progress: bool | None = None
     """With `stream`: an event for each step, which OpenAI's API does not have."""
 

@@ -2,13 +2,15 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from apps.stable_diffusion.engine.job import PictureJob
-from apps.stable_diffusion.engine.request import SCHEDULERS, PictureRequest, Scheduler
+from apps.stable_diffusion.engine.loras.slots import LoraSlots
+from apps.stable_diffusion.engine.request import SCHEDULERS, LoraUse, PictureRequest, Scheduler
 
 
 @dataclass(eq=False)
@@ -19,6 +21,13 @@ class Sketch:
     steps_total: int
     steps_done: int = 0
     warnings: tuple[str, ...] = ()
+    slot: int = 0
+
+
+class AnyLoras:
+    """Knows whatever requests name."""
+
+    def combination(self, uses: Sequence[LoraUse]) -> None: ...
 
 
 @dataclass
@@ -37,6 +46,8 @@ class LoopBackend:
     at_start: Callable[[PictureRequest], None] = lambda request: None
     broken: Exception | None = None
     began: threading.Event = field(default_factory=threading.Event)  # a launch is under way
+    loras: Any = field(default_factory=AnyLoras)
+    slots: LoraSlots = field(default_factory=lambda: LoraSlots(1))
 
     def __post_init__(self) -> None:
         self.gate.set()
@@ -46,8 +57,13 @@ class LoopBackend:
 
     def start(self, request: PictureRequest) -> Sketch:
         self.at_start(request)
+        slot, _ = self.slots.take(request.loras) if request.loras else (0, False)
         steps = request.num_inference_steps
-        return Sketch(request, steps, warnings=("a long prompt was cut",) if "long" in request.prompt else ())
+        warnings = ("a long prompt was cut",) if "long" in request.prompt else ()
+        return Sketch(request, steps, warnings=warnings, slot=slot)
+
+    def end(self, picture: Sketch) -> None:
+        self.slots.release(picture.slot)
 
     def denoise(self, pictures: list[Sketch], steps: int) -> None:
         assert len({(p.request.width, p.request.height) for p in pictures}) == 1
@@ -70,8 +86,11 @@ class LoopBackend:
         return [np.full(s, (p.request.seed + p.steps_done) % 256, np.uint8) for s, p in zip(shape, pictures)]
 
 
-def asked(prompt: str, steps: int = 3, size: tuple[int, int] = (16, 16), seed: int = 0) -> PictureRequest:
-    return PictureRequest(prompt, *size, steps, 7.5, "ddim", seed=seed)
+def asked(
+    prompt: str, steps: int = 3, size: tuple[int, int] = (16, 16), seed: int = 0, lora: str | None = None
+) -> PictureRequest:
+    loras = (LoraUse(lora),) if lora else ()
+    return PictureRequest(prompt, *size, steps, 7.5, "ddim", seed=seed, loras=loras)
 
 
 def read(job: PictureJob) -> list:

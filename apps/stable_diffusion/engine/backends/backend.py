@@ -10,6 +10,7 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
+from apps.stable_diffusion.engine.loras.known import KnownLoras
 from apps.stable_diffusion.engine.request import PictureRequest, Scheduler, Size
 
 Progress = Callable[[str, int, int, float], None]
@@ -47,6 +48,9 @@ class Backend(Protocol[PictureT]):
     batch_sizes: tuple[int, ...]
     """Compiled batch sizes, ascending; a smaller batch is padded up to the next of them."""
 
+    loras: KnownLoras
+    """Those that requests may name."""
+
     @property
     def compiles_after_ready(self) -> int:
         """Programs compiled since it was ready, as far as they are counted: a defect if not 0."""
@@ -58,7 +62,15 @@ class Backend(Protocol[PictureT]):
         """Make it ready: compile every program that a request may need."""
 
     def start(self, request: PictureRequest) -> PictureT:
-        """Encode the prompts and draw the noise. Raises RequestError if this model cannot do what is requested."""
+        """Encode the prompts and draw the noise. The caller must `end` the picture.
+
+        Raises:
+            RequestError: this model cannot do what is requested.
+            SlotsTaken: there is no place for the picture's LoRAs until another picture ends.
+        """
+
+    def end(self, picture: PictureT) -> None:
+        """A started picture is over, in whatever way: free what it holds."""
 
     def denoise(self, pictures: Sequence[PictureT], steps: int) -> None:
         """Launch `steps` steps of each picture, without waiting for them.

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from apps.stable_diffusion.engine.backends.backend import Backend
+from apps.stable_diffusion.engine.loras.room import LoraRoom
 from apps.stable_diffusion.engine.model.checkpoint import Checkpoint
 from apps.stable_diffusion.engine.model.pipelines import PipelineKind
 
@@ -22,6 +23,7 @@ def open_backend(
     guidance_scale: float = 7.5,
     dtype: str = "bfloat16",
     compile_cache: str | None = None,
+    lora_room: LoraRoom | None = None,
     progress: Callable[[str, int, int, float], None] | None = None,
 ) -> Backend[Any]:
     """A backend that is ready: weights loaded, programs compiled.
@@ -31,6 +33,7 @@ def open_backend(
         sizes: (width, height) in pixels.
         guidance_scale: default of requests; if that is without guidance, they cannot use it.
         compile_cache: folder that keeps compiled programs (jax).
+        lora_room: room for LoRAs (jax); None: there are none.
         progress: called with (program, number done, total, its seconds) while compiling.
 
     Raises:
@@ -45,10 +48,18 @@ def open_backend(
         "guided": checkpoint.kind.guided(guidance_scale),
         "dtype": dtype,
     }
+    if lora_room is not None and "unet" not in checkpoint.components:
+        raise ValueError(
+            f"LoRA is for UNets, not for {checkpoint.kind.says}: leave loras, lora_folder, lora_loading out"
+        )
     if chosen == "jax":
         from apps.stable_diffusion.engine.backends.jax_backend import JaxBackend
 
-        opened: Backend[Any] = JaxBackend(checkpoint, compile_cache=compile_cache, **settings)
+        opened: Backend[Any] = JaxBackend(checkpoint, compile_cache=compile_cache, lora_room=lora_room, **settings)
+    elif lora_room is not None:
+        raise ValueError(
+            f"backend {chosen} has no LoRA: set backend jax, or leave loras, lora_folder, lora_loading out"
+        )
     else:
         from apps.stable_diffusion.engine.backends.torch_backend import TorchBackend
 

@@ -6,7 +6,7 @@ picture's text and latents are small, so they are replicated too.
 
 import logging
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,10 +20,18 @@ from apps.arrays.program_cache import use_compile_cache
 from apps.arrays.programs import Key, ProgramSet
 from apps.stable_diffusion.engine.backends.assembly import programs_of
 from apps.stable_diffusion.engine.backends.backend import Progress
+from apps.stable_diffusion.engine.backends.picture_arrays import PictureArrays, nhwc
 from apps.stable_diffusion.engine.backends.programs import DenoisingState, PictureInputs
 from apps.stable_diffusion.engine.conditioning.chat_prompts import TemplatedPrompts
 from apps.stable_diffusion.engine.conditioning.interface import EncodedPrompt
 from apps.stable_diffusion.engine.conditioning.prompts import REMEMBERED, Prompts, Tokenizers, Tokenizing
+from apps.stable_diffusion.engine.denoisers.unet import UNetDenoiser
+from apps.stable_diffusion.engine.ldm.unet_names import UNetNames
+from apps.stable_diffusion.engine.loras.known import NO_LORAS, Combination, KnownLoras
+from apps.stable_diffusion.engine.loras.layers import layers_of
+from apps.stable_diffusion.engine.loras.names import LoraNames
+from apps.stable_diffusion.engine.loras.pool import LoraForms, LoraPool
+from apps.stable_diffusion.engine.loras.room import LoraRoom
 from apps.stable_diffusion.engine.model import weights
 from apps.stable_diffusion.engine.model.checkpoint import Checkpoint
 from apps.stable_diffusion.engine.model.pipelines import Z_IMAGE
@@ -47,6 +55,8 @@ TEXT_BYTES, FEWEST_TEXTS = 160 << 20, 16
 class JaxPicture(StartedPicture):
     state: DenoisingState
     inputs: PictureInputs
+    slot: int
+    """Of its LoRAs; see `LoraPool`."""
 
 
 class JaxBackend:
@@ -60,6 +70,7 @@ class JaxBackend:
         dtype: of weights and activations, bfloat16 or float32.
         devices: default: all of this process.
         attention: xla or flash, see `attention.attend`; default: flash on TPU.
+        lora_room: room for LoRAs; None: the programs have none.
 
     Raises:
         CheckpointError: the checkpoint cannot be read or is of another kind.
@@ -79,6 +90,7 @@ class JaxBackend:
         devices: Sequence[jax.Device] | None = None,
         attention: str | None = None,
         compile_cache: str | None = None,
+        lora_room: LoraRoom | None = None,
     ) -> None:
         use_compile_cache(compile_cache)
         checkpoint = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
@@ -105,14 +117,17 @@ class JaxBackend:
         self.schedulers = schedule.schedulers
         self._planner = Planner(pixels.reduction, pixels.latents, guided, kind.no_guidance, schedule)
         self.batch_sizes = batch_sizes(max_batch_size, len(devices), passes=2 if guided else 1)
-        chip = devices[0].device_kind
-        self.device = f"{chip} x{len(devices)}" if len(devices) > 1 else chip
+        self.device = devices[0].device_kind + (f" x{len(devices)}" if len(devices) > 1 else "")
         remembered = max(FEWEST_TEXTS, min(REMEMBERED, TEXT_BYTES // _nbytes(self.programs.texts())))
         self.prompts = Prompts(checkpoint, tokenizing, guided, self._encode_text, self._zeros_like, remembered)
         self._weights = self._load(checkpoint)
+        self._lora_room = lora_room
         self._compiled = self._programs()
-        self._constants: dict[tuple[str, Hashable], jax.Array] = {}
-        self._spare: dict[Hashable, list[DenoisingState]] = {}
+        self._arrays = PictureArrays(self.programs)
+        self.loras = KnownLoras()
+        self._lora_pool: LoraPool | None = None
+        if lora_room is not None:
+            self.loras, self._lora_pool = self._with_loras(lora_room)
 
     # -- loading ------------------------------------------------------------------------------------------------
 
@@ -123,6 +138,20 @@ class JaxBackend:
         texts = self.programs.encoder.loader(checkpoint)
         loaded = {name: weights.load(checkpoint, e, self._dtype, self._everywhere) for name, e in entries.items()}
         return texts() | loaded
+
+    def _with_loras(self, room: LoraRoom) -> tuple[KnownLoras, LoraPool]:
+        forms = LoraForms.of(self._weights, room, self._dtype, self._everywhere)
+        layers = {name: layers_of(self._weights[name]) for name in (*forms.pool, *forms.texts)}
+        denoiser = self.programs.denoiser
+        assert isinstance(denoiser, UNetDenoiser)  # `open_backend` refuses LoRA for others
+        names = LoraNames(layers, denoiser.component, UNetNames(denoiser.arch))
+        pool = LoraPool(
+            layers,
+            forms,
+            lambda arrays: jax.tree.map(self._arrays.put, arrays),
+            lambda pool, one, slot: self._compiled["lora",](pool, one, slot),
+        )
+        return KnownLoras(names, room.rank), pool
 
     # -- compiling ----------------------------------------------------------------------------------------------
 
@@ -144,7 +173,7 @@ class JaxBackend:
         forms = jax.tree.map(
             lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding), self._weights
         )
-        return ProgramSet(self.programs.listed(forms, self.sizes, self.batch_sizes))
+        return ProgramSet(self.programs.listed(forms, self.sizes, self.batch_sizes, self._lora_room))
 
     @property
     def compiles_after_ready(self) -> int:
@@ -159,23 +188,40 @@ class JaxBackend:
         size = request.width, request.height
         denoiser = self.programs.denoiser
         place = denoiser.place(plan.shape)
-        zeros = self._zeros(size)
-        mask, original, start_noise = self._ones(size), zeros, zeros
-        noise, schedule = _nhwc(plan.start_noise), plan.schedule
+        zeros = self._arrays.zeros(size)
+        mask, original, start_noise = self._arrays.ones(size), zeros, zeros
+        noise, schedule = nhwc(plan.start_noise), plan.schedule
         if request.image is None:
-            latents = self._put(denoiser.packed(schedule.start_noise * noise))
+            latents = self._arrays.put(denoiser.packed(schedule.start_noise * noise))
         else:
             mix = np.array([schedule.start_image, schedule.start_noise], np.float32)
-            arguments = np.ascontiguousarray(request.image), _nhwc(plan.image_noise), noise, mix
-            original, latents = self._compiled["image", size](self._weights["vae"], *map(self._put, arguments))
+            arguments = np.ascontiguousarray(request.image), nhwc(plan.image_noise), noise, mix
+            original, latents = self._compiled["image", size](self._weights["vae"], *map(self._arrays.put, arguments))
         if request.mask is not None:
-            mask = self._put(denoiser.packed(plan.mask[..., None]))  # type: ignore[index]  # a request's mask is in its plan
-            start_noise = self._put(denoiser.packed(noise))
-        prompt, negative, warnings = self.prompts.encoded(request)
-        there = None if place is None else self._constant("place", size, lambda: place)
+            mask = self._arrays.put(denoiser.packed(plan.mask[..., None]))  # type: ignore[index]  # a request's mask is in its plan
+            start_noise = self._arrays.put(denoiser.packed(noise))
+        slot, (prompt, negative, warnings) = self._with_combination(request)
+        there = None if place is None else self._arrays.constant("place", size, lambda: place)
         inputs = PictureInputs(prompt, negative, mask, original, start_noise, there)
-        state = DenoisingState(latents, self._put(np.zeros(zeros.shape, np.float32)))
-        return JaxPicture(request, warnings, plan, state, inputs)
+        state = DenoisingState(latents, self._arrays.put(np.zeros(zeros.shape, np.float32)))
+        return JaxPicture(request, warnings, plan, state, inputs, slot)
+
+    def _with_combination(self, request: PictureRequest) -> tuple[int, tuple[Any, ...]]:
+        """A slot for the request's LoRAs, and its prompts, encoded with them."""
+        combination = self.loras.combination(request.loras)
+        if self._lora_pool is None:
+            return 0, self.prompts.encoded(request)
+        slot = self._lora_pool.take(combination)
+        try:
+            return slot, self.prompts.encoded(request, self._lora_pool.text_key(combination), combination)
+        except BaseException:
+            self._lora_pool.release(slot)
+            raise
+
+    def end(self, picture: JaxPicture) -> None:
+        """See `Backend.end`."""
+        if self._lora_pool is not None:
+            self._lora_pool.release(picture.slot)
 
     def denoise(self, pictures: Sequence[JaxPicture], steps: int) -> None:
         """See `Backend.denoise`."""
@@ -184,21 +230,26 @@ class JaxBackend:
         size = pictures[0].request.width, pictures[0].request.height
         denoiser = self.programs.denoiser
         b = next(b for b in self.batch_sizes if b >= len(pictures))
-        program, spare = self._compiled["denoise", groups[0], b], self._spare_states(size, b - len(pictures))
+        program, spare = self._compiled["denoise", groups[0], b], self._arrays.spare_states(size, b - len(pictures))
         inputs = tuple(picture.inputs for picture in pictures) + (pictures[0].inputs,) * len(spare)
-        still = self._zeros(size)
+        still = self._arrays.zeros(size)
+        loras: tuple[Any, ...] = ()
+        if self._lora_pool is not None:
+            slots = np.array([picture.slot for picture in pictures] + [0] * len(spare), np.int32)
+            loras = self._lora_pool.arrays[denoiser.component], self._arrays.put(slots)
         for _ in range(steps):
             rows = np.stack([picture.plan.next_coefficients() for picture in pictures] + [RESTING] * len(spare))
             drawn = (picture.plan.next_noise() for picture in pictures)
-            noises = [still if noise is None else self._put(denoiser.packed(_nhwc(noise))) for noise in drawn]
+            noises = [still if noise is None else self._arrays.put(denoiser.packed(nhwc(noise))) for noise in drawn]
             noises += [still] * len(spare)
             states = tuple(picture.state for picture in pictures) + tuple(spare)
-            states = program(self._weights[denoiser.component], self._put(rows), states, inputs, tuple(noises))
+            weights = self._weights[denoiser.component]
+            states = program(weights, self._arrays.put(rows), states, inputs, tuple(noises), *loras)
             for picture, state in zip(pictures, states):
                 picture.state = state
                 picture.plan.steps_done += 1
             spare = states[len(pictures) :]
-        self._spare[groups[0]][: len(spare)] = spare
+        self._arrays.keep(size, spare)
 
     def wait(self, pictures: Sequence[JaxPicture]) -> None:
         """See `Backend.wait`."""
@@ -227,44 +278,13 @@ class JaxBackend:
         """See `Backend.group`."""
         return self.programs.denoiser.group(size)
 
-    def _encode_text(self, ids: tuple[np.ndarray, ...]) -> EncodedPrompt:
+    def _encode_text(self, ids: tuple[np.ndarray, ...], combination: Combination = NO_LORAS) -> EncodedPrompt:
         arrays = {name: self._weights[name] for name in self.programs.encoder.components}
-        return self._compiled["text",](arrays, tuple(map(self._put, ids)))
+        loras = [] if self._lora_pool is None else [self._lora_pool.of_texts(combination)]
+        return self._compiled["text",](arrays, tuple(map(self._arrays.put, ids)), *loras)
 
     def _zeros_like(self, prompt: EncodedPrompt) -> EncodedPrompt:
-        return jax.tree.map(lambda array: self._put(np.zeros(array.shape, array.dtype)), prompt)
-
-    def _put(self, array: np.ndarray) -> jax.Array:
-        return jax.device_put(array, self._everywhere)
-
-    def _constant(self, name: str, of: Hashable, make: Callable[[], np.ndarray]) -> jax.Array:
-        """Cached arrays that pictures share."""
-        if (name, of) not in self._constants:
-            self._constants[name, of] = self._put(make())
-        return self._constants[name, of]
-
-    def _zeros(self, size: Size) -> jax.Array:
-        """Latents of nothing."""
-        shape = self.programs.denoiser.shape(self.programs.latents(size))
-        return self._constant("zeros", shape, lambda: np.zeros(shape, np.float32))
-
-    def _ones(self, size: Size) -> jax.Array:
-        """The mask of a picture that is made everywhere."""
-        shape = self.programs.denoiser.mask_shape(self.programs.latents(size))
-        return self._constant("ones", shape, lambda: np.ones(shape, np.float32))
-
-    def _spare_states(self, size: Size, count: int) -> list[DenoisingState]:
-        """States of padding rows: a donated buffer cannot be passed twice, so each has its own."""
-        spare = self._spare.setdefault(self.group(size), [])
-        zeros = np.zeros(self._zeros(size).shape, np.float32)
-        while len(spare) < count:
-            spare.append(DenoisingState(self._put(zeros), self._put(zeros.copy())))
-        return spare[:count]
-
-
-def _nhwc(noise: Any) -> np.ndarray:
-    """torch's [1, channels, h, w] -> [h, w, channels]."""
-    return np.ascontiguousarray(noise[0].permute(1, 2, 0).numpy())
+        return jax.tree.map(lambda array: self._arrays.put(np.zeros(array.shape, array.dtype)), prompt)
 
 
 def _nbytes(forms: Any) -> int:
@@ -273,8 +293,8 @@ def _nbytes(forms: Any) -> int:
 
 def _describe(key: Key) -> str:
     kind, *rest = key
-    if kind == "text":
-        return "text encoder"
+    if kind in ("text", "lora"):
+        return {"text": "text encoder", "lora": "slots for LoRA"}[kind]
     where = f"{rest[0]} patches" if isinstance(rest[0], int) else "{}x{}".format(*rest[0])
     name = {"denoise": "denoising", "decode": "decoder", "image": "image encoder"}[kind]
     return f"{name} {where}" + (f" batch {rest[1]}" if kind == "denoise" else "")

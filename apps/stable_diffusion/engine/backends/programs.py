@@ -21,6 +21,9 @@ from jax.sharding import PartitionSpec as P
 from apps.arrays.programs import Key, ProgramSpec
 from apps.stable_diffusion.engine.conditioning.interface import AllWeights, EncodedPrompt, PromptEncoder
 from apps.stable_diffusion.engine.denoisers.interface import Denoiser, Shape
+from apps.stable_diffusion.engine.loras.layout import Pool, adapted, written
+from apps.stable_diffusion.engine.loras.pool import LoraForms
+from apps.stable_diffusion.engine.loras.room import LoraRoom
 from apps.stable_diffusion.engine.model import vae
 from apps.stable_diffusion.engine.model.weights import NamedWeights, declared
 from apps.stable_diffusion.engine.request import Size
@@ -61,9 +64,11 @@ class Programs:
     dtype: jnp.dtype
     guided: bool
 
-    def encode_text(self, weights: AllWeights, inputs: tuple[jax.Array, ...]) -> EncodedPrompt:
-        """One prompt; inputs as `PromptEncoder` has them."""
-        return self.encoder.encode(weights, inputs)
+    def encode_text(
+        self, weights: AllWeights, inputs: tuple[jax.Array, ...], loras: Mapping[str, Pool] | None = None
+    ) -> EncodedPrompt:
+        """One prompt; inputs as `PromptEncoder` has them. `loras`: pools of a single slot."""
+        return self.encoder.encode(weights, inputs, loras)
 
     def predict(
         self, weights: NamedWeights, x: jax.Array, time: jax.Array, text: EncodedPrompt, place: jax.Array | None
@@ -79,12 +84,16 @@ class Programs:
         states: tuple[DenoisingState, ...],
         inputs: tuple[PictureInputs, ...],
         noises: tuple[jax.Array, ...],
+        pool: Pool | None = None,
+        slots: jax.Array | None = None,
     ) -> tuple[DenoisingState, ...]:
         """One step of b pictures, passed separately.
 
         Args:
             coefficients: [b, COLUMNS + 1], each picture's (see `schedules`) and its guidance scale.
             noises: each like a picture's latents.
+            pool: of LoRAs; None: there are none.
+            slots: [b] int32, each picture's in the pool.
         """
         state, fixed, noise = _stack(states), _stack(inputs), jnp.stack(noises)
         every = tuple(range(1, state.latents.ndim))  # of a picture's axes
@@ -94,15 +103,16 @@ class Programs:
             x, time = x.repeat(2, axis=0), time.repeat(2)
             text = jax.tree.map(_interleave, fixed.negative, fixed.prompt)
             place = None if place is None else place.repeat(2, axis=0)
+            slots = None if slots is None else slots.repeat(2)
         share = P("data")  # the chips share the n passes through the network; the rest is small, and replicated
         predict = jax.shard_map(
-            lambda weights, *arrays: self.predict(NamedWeights(weights), *arrays),
+            lambda weights, pool, slots, *arrays: self.predict(adapted(weights, pool, slots), *arrays),
             mesh=self.mesh,
-            in_specs=(P(), share, share, share, share),
+            in_specs=(P(), P(), share, share, share, share, share),
             out_specs=share,
             check_vma=False,
         )
-        out = jax.lax.with_sharding_constraint(predict(weights, x, time, text, place), NamedSharding(self.mesh, P()))
+        out = jax.lax.with_sharding_constraint(predict(weights, pool, slots, x, time, text, place), self.everywhere)
         if self.guided:
             out = out[::2] + jnp.expand_dims(coefficients[:, COLUMNS], every) * (out[1::2] - out[::2])
         estimate = step.from_sample * state.latents + step.from_output * out
@@ -202,12 +212,16 @@ class Programs:
         return jax.tree.map(placed, forms)
 
     def listed(
-        self, forms: Mapping[str, Any], sizes: tuple[Size, ...], batch_sizes: tuple[int, ...]
+        self,
+        forms: Mapping[str, Any],
+        sizes: tuple[Size, ...],
+        batch_sizes: tuple[int, ...],
+        loras: LoraRoom | None = None,
     ) -> Iterator[ProgramSpec]:
         """Every program that requests need. The weights come first among its arguments.
 
         Keys: `("text",)`, for each group `("denoise", group, pictures)`, and for each size `("decode", size)` and
-        `("image", size)`.
+        `("image", size)`; with LoRA `("lora",)`, which writes a slot of the pool.
 
         Args:
             forms: of the weights: see `forms`.
@@ -219,7 +233,10 @@ class Programs:
 
         texts = {name: forms[name] for name in self.encoder.components}
         tokens = tuple(self.shape(each.shape, each.dtype) for each in self.encoder.inputs())
-        yield spec(("text",), self.encode_text, texts, tokens)
+        low_rank = None if loras is None else LoraForms.of(forms, loras, self.dtype, self.everywhere)
+        yield spec(("text",), self.encode_text, texts, tokens, *([] if low_rank is None else [low_rank.texts]))
+        if low_rank is not None:
+            yield spec(("lora",), written, low_rank.pool, low_rank.one, self.shape((), np.int32), donate=(0,))
         text = self.texts()
         # Not for the others: the decoder would compile for over ten minutes of CPU, not three and a half.
         options = {"donate": (2,), "options": _compiler_options(self.mesh.devices.flat[0])}
@@ -230,8 +247,11 @@ class Programs:
             fixed = PictureInputs(text, text if self.guided else None, mask, array, array, place)
             for b in batch_sizes:
                 coefficients = self.shape((b, COLUMNS + 1))
-                arguments = forms[self.denoiser.component], coefficients, (state,) * b, (fixed,) * b, (array,) * b
-                yield spec(("denoise", group, b), self.denoise, *arguments, **options)
+                weights, pictures = forms[self.denoiser.component], ((state,) * b, (fixed,) * b, (array,) * b)
+                more: list[Any] = []
+                if low_rank is not None:
+                    more = [low_rank.pool[self.denoiser.component], self.shape((b,), np.int32)]
+                yield spec(("denoise", group, b), self.denoise, weights, coefficients, *pictures, *more, **options)
         for size in sizes:
             array, _, _ = self._forms_of_picture(size)
             decode = partial(self.decode, size)

@@ -27,6 +27,7 @@ from apps.stable_diffusion.engine.backends import torch_devices
 from apps.stable_diffusion.engine.backends.backend import Progress
 from apps.stable_diffusion.engine.backends.torch_networks import TorchNetworks, TorchText
 from apps.stable_diffusion.engine.conditioning.prompts import Prompts, Tokenizers
+from apps.stable_diffusion.engine.loras.known import KnownLoras
 from apps.stable_diffusion.engine.model.checkpoint import Checkpoint, refuse_others
 from apps.stable_diffusion.engine.request import PictureRequest, Size
 from apps.stable_diffusion.engine.scheduling.schedules import COLUMNS, NoiseSchedule, StepCoefficients
@@ -106,6 +107,7 @@ class TorchBackend:
         self._prompts = Prompts(
             checkpoint, Tokenizers(checkpoint), guided, self._encode_text, lambda text: text.map(torch.zeros_like)
         )
+        self.loras = KnownLoras()
         self._fillers: dict[tuple[int, int], list[TorchPicture]] = {}
         self._sync()
 
@@ -139,6 +141,7 @@ class TorchBackend:
     def start(self, request: PictureRequest) -> TorchPicture:
         """See `Backend.start`."""
         plan = self._planner.plan(request)
+        self.loras.combination(request.loras)
         start_noise, schedule = plan.start_noise, plan.schedule
         latents, kept = (schedule.start_noise * start_noise).to(self._device), None
         if request.image is not None:
@@ -156,6 +159,9 @@ class TorchBackend:
         estimate = torch.zeros_like(start_noise).to(self._device)
         self._sync()
         return TorchPicture(request, warnings, plan, latents, estimate, prompt, negative, kept)
+
+    def end(self, picture: TorchPicture) -> None:
+        """See `Backend.end`."""
 
     @torch.no_grad()
     def denoise(self, pictures: Sequence[TorchPicture], steps: int) -> None:

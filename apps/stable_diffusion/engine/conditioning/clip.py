@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from apps.stable_diffusion.engine.conditioning.interface import AllWeights, EncodedPrompt
+from apps.stable_diffusion.engine.loras.layout import Pool, adapted
 from apps.stable_diffusion.engine.model import text_encoder, weights
 from apps.stable_diffusion.engine.model.checkpoint import Checkpoint
 from apps.stable_diffusion.engine.model.weights import NamedWeights
@@ -59,8 +60,14 @@ class ClipEncoder:
             name: weights.load(checkpoint, each, self.dtype, self.everywhere) for name, each in entries.items()
         }
 
-    def encode(self, weights: AllWeights, inputs: tuple[jax.Array, ...]) -> EncodedPrompt:
-        encoded = [self._run(name, NamedWeights(weights[name]), ids) for name, ids in zip(self.components, inputs)]
+    def encode(
+        self, weights: AllWeights, inputs: tuple[jax.Array, ...], loras: Mapping[str, Pool] | None = None
+    ) -> EncodedPrompt:
+        row = None if loras is None else jnp.zeros(1, np.int32)
+        encoded = []
+        for name, ids in zip(self.components, inputs):
+            pool = None if loras is None else loras[name]
+            encoded.append(self._run(name, adapted(weights[name], pool, row), ids))
         pooled = encoded[-1][1]
         context = jnp.concatenate([context for context, _ in encoded], axis=-1)
         return EncodedPrompt(context[0], None if pooled is None else pooled[0])

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 
+from apps.stable_diffusion.engine.loras.layout import Pool
 from apps.stable_diffusion.engine.model.checkpoint import Checkpoint
 
 ComponentWeights = Mapping[str, Any]
@@ -38,5 +39,7 @@ class PromptEncoder(Protocol):
     def loader(self, checkpoint: Checkpoint) -> Callable[[], dict[str, Any]]:
         """A function that reads those weights. Raises CheckpointError where a tensor's header already shows a fault."""
 
-    def encode(self, weights: AllWeights, inputs: tuple[jax.Array, ...]) -> EncodedPrompt:
-        """Encodes one prompt, inside a program."""
+    def encode(
+        self, weights: AllWeights, inputs: tuple[jax.Array, ...], loras: Mapping[str, Pool] | None = None
+    ) -> EncodedPrompt:
+        """Encodes one prompt, inside a program. `loras`: pools of a single slot, by component."""

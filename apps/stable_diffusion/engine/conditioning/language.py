@@ -28,6 +28,7 @@ from apps.llm.engine.model.param import Params
 from apps.llm.engine.model.rope import UnsupportedModel
 from apps.llm.engine.weights.checkpoint import Checkpoint as LanguageCheckpoint
 from apps.stable_diffusion.engine.conditioning.interface import AllWeights, EncodedPrompt
+from apps.stable_diffusion.engine.loras.layout import Pool
 from apps.stable_diffusion.engine.model.checkpoint import Checkpoint
 
 NAME = "text_encoder"
@@ -101,7 +102,10 @@ class LanguageEncoder:
         _ = folder.tensors  # reads the files' headers
         return lambda: {NAME: params.load(self.declared, folder, self.mesh, self.dtype, int8=False)}
 
-    def encode(self, weights: AllWeights, inputs: tuple[jax.Array, ...]) -> EncodedPrompt:
+    def encode(
+        self, weights: AllWeights, inputs: tuple[jax.Array, ...], loras: Mapping[str, Pool] | None = None
+    ) -> EncodedPrompt:
+        assert loras is None  # `open_backend` refuses LoRA for such a model
         ids, length = inputs
         pages = self.positions // PAGE
         room = Capacity(pages + 1, PAGE, 1, self.dtype)

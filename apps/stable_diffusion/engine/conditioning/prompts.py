@@ -1,7 +1,7 @@
 """Tokenizes prompts, and caches encoded ones."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -88,17 +88,18 @@ class Tokenizers:
 class TextCache(Generic[T]):
     """An LRU cache of a function of a text, so that n pictures of one prompt encode it once."""
 
-    def __init__(self, make: Callable[[str], T], most: int = REMEMBERED) -> None:
+    def __init__(self, make: Callable[..., T], most: int = REMEMBERED) -> None:
         self._make, self._most = make, most
-        self._known: OrderedDict[str, T] = OrderedDict()
+        self._known: OrderedDict[Hashable, T] = OrderedDict()
 
-    def __call__(self, text: str) -> T:
-        if text not in self._known:
-            self._known[text] = self._make(text)
+    def __call__(self, text: str, key: Hashable = (), *more: Any) -> T:
+        """`make(text, *more)`; `key` tells one `more` from another."""
+        if (text, key) not in self._known:
+            self._known[text, key] = self._make(text, *more)
             if len(self._known) > self._most:
                 self._known.popitem(last=False)
-        self._known.move_to_end(text)
-        return self._known[text]
+        self._known.move_to_end((text, key))
+        return self._known[text, key]
 
 
 class Prompts(Generic[T]):
@@ -107,7 +108,7 @@ class Prompts(Generic[T]):
     Args:
         tokenizing: of the checkpoint.
         guided: whether pictures need a negative prompt.
-        encode: runs the text encoders over a text's ids, [1, positions] for each of them.
+        encode: runs the text encoders over a text's ids, [1, positions] for each of them, with the LoRAs of `encoded`.
         zeros: an encoded text -> the same with zeros, which stands for an empty negative prompt in most XL models.
         most: encoded texts to remember.
     """
@@ -117,20 +118,28 @@ class Prompts(Generic[T]):
         checkpoint: Checkpoint,
         tokenizing: Tokenizing,
         guided: bool,
-        encode: Callable[[tuple[np.ndarray, ...]], T],
+        encode: Callable[..., T],
         zeros: Callable[[T], T],
         most: int = REMEMBERED,
     ) -> None:
         self._tokenizers = tokenizing
-        self._encoded = TextCache(lambda text: encode(self._tokenizers(text).ids), most)
+        self._encoded = TextCache(lambda text, *loras: encode(self._tokenizers(text).ids, *loras), most)
         self._guided, self._zeros = guided, TextCache(lambda text: zeros(self._encoded(text)), most)
         self._zero_negative = checkpoint.is_xl and checkpoint.index.get("force_zeros_for_empty_prompt", True)
 
-    def encoded(self, request: PictureRequest) -> tuple[T, T | None, tuple[str, ...]]:
-        """The prompt, the negative prompt (None without guidance), and warnings about what was cut off them."""
+    def encoded(self, request: PictureRequest, key: Hashable = (), *loras: Any) -> tuple[T, T | None, tuple[str, ...]]:
+        """The prompt, the negative prompt (None without guidance), and warnings about what was cut off them.
+
+        Args:
+            key: tells the text encoders' LoRAs from others.
+            loras: what `encode` takes of them.
+        """
         warnings = self._tokenizers.warnings(prompt=request.prompt, negative_prompt=request.negative_prompt)
         negative = None
         if self._guided:
             empty = self._zero_negative and not request.negative_prompt
-            negative = (self._zeros if empty else self._encoded)(request.negative_prompt)
-        return self._encoded(request.prompt), negative, warnings
+            if empty:
+                negative = self._zeros(request.negative_prompt)
+            else:
+                negative = self._encoded(request.negative_prompt, key, *loras)
+        return self._encoded(request.prompt, key, *loras), negative, warnings

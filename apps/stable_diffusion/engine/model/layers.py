@@ -7,12 +7,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from apps.stable_diffusion.engine.model.low_rank import plus
 from apps.stable_diffusion.engine.model.weights import NamedWeights
 
 
 def linear(w: NamedWeights, x: jax.Array, out: int, bias: bool = True) -> jax.Array:
     """[..., in] -> [..., out]."""
-    y = x @ w.get("weight", x.shape[-1], out)
+    y = plus(x @ w.get("weight", x.shape[-1], out), w.low_rank, x)
     return y + w.get("bias", out) if bias else y
 
 
@@ -24,6 +25,8 @@ def conv(
     around = padding or (size // 2, size // 2)
     numbers = ("NHWC", "HWIO", "NHWC")
     y = lax.conv_general_dilated(x, kernel, (stride, stride), (around, around), dimension_numbers=numbers)
+    if (pair := w.low_rank) is not None:
+        y = y + pair.conv(x, y.shape, stride, around)
     return y + w.get("bias", out)
 
 

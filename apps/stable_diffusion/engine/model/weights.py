@@ -16,6 +16,7 @@ import numpy as np
 from apps.arrays.model_folder import CheckpointError, TensorEntry
 from apps.serving.numbers.finite import all_finite
 from apps.stable_diffusion.engine.model.checkpoint import Checkpoint
+from apps.stable_diffusion.engine.model.low_rank import LoraPair
 
 READERS = 8  # remote files are slow: several tensors are read at a time
 OLD_NAMES = {  # of a VAE's attention, before diffusers 0.18
@@ -38,6 +39,11 @@ class NamedWeights:
 
     def __getitem__(self, name: str | int) -> "NamedWeights":
         return NamedWeights(self._arrays, f"{self._prefix}{name}.")
+
+    @property
+    def low_rank(self) -> LoraPair | None:
+        """What LoRA adds to products with this layer's `weight`; None: nothing."""
+        return None
 
     def get(self, name: str, *shape: int) -> jax.Array:
         """The array of this name, which must have this shape."""

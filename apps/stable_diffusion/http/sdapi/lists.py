@@ -1,5 +1,6 @@
 """What AUTOMATIC1111's clients ask for when they start: mostly lists, of which this server has none; and png-info."""
 
+import asyncio
 import re
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +19,6 @@ from ray_configs.cluster.release import PODSLICE_VERSION
 
 NOTHING: dict[str, Any] = {
     "sd-vae": [],
-    "loras": [],
     "hypernetworks": [],
     "embeddings": {"loaded": {}, "skipped": {}},
     "latent-upscale-modes": [],
@@ -31,7 +31,7 @@ NOTHING: dict[str, Any] = {
     "upscalers": [{"name": "None", "model_name": None, "model_path": None, "model_url": None, "scale": 1}],
 }
 """Path -> its answer."""
-REFRESHES = ("checkpoints", "vae", "loras", "embeddings")
+REFRESHES = ("checkpoints", "vae", "embeddings")
 MOST_CHARACTERS = 4000
 """Of the line with the facts: more are none of AUTOMATIC1111's."""
 MOST_TEXT = 2**20
@@ -54,6 +54,19 @@ def add_lists(router: APIRouter, model: PictureModel) -> None:
         router.add_api_route(f"/{path}", _always(answer), methods=["GET"], description="The web UI's; here are none.")
     for what in REFRESHES:
         router.add_api_route(f"/refresh-{what}", _always(None), methods=["POST"], include_in_schema=False)
+
+    @router.get("/loras")
+    async def loras() -> Any:
+        """The LoRAs that prompts may name: `<lora:name:0.8>`."""
+        return [
+            {"name": lora.name, "alias": lora.alias, "path": lora.file, "metadata": lora.metadata}
+            for lora in model.loras.all()
+        ]
+
+    @router.post("/refresh-loras")
+    async def refresh_loras() -> Any:
+        """Reads the config's `lora_folder` anew."""
+        await asyncio.to_thread(model.loras.refresh)
 
     @router.get("/cmd-flags")
     async def flags() -> Any:

@@ -68,7 +68,7 @@ SETTINGS: Neutral = {
     "s_noise": ((1,), WHOLE),
     "samples_format": (("png",), "pictures carry their parameters in PNG's metadata"),
     "sd_hypernetwork": (("None",), NO_NETWORKS),
-    "sd_lora": (("None",), NO_NETWORKS),
+    "sd_lora": (("None",), "write <lora:name:1> into the prompt"),
     "sd_noise_schedule": (("Default",), WHOLE),
     "sd_unet": (("Automatic", "None"), ONE_MODEL),
     "sd_vae": (("Automatic", "None"), ONE_MODEL),

@@ -13,6 +13,7 @@ NAMES = {
     "strength": "denoising_strength",
     "size": "width, height",
     "image": "init_images",
+    "loras": "prompt",
 }
 """Engine's field -> AUTOMATIC1111's."""
 

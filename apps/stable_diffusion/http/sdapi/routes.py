@@ -37,7 +37,7 @@ from apps.stable_diffusion.http.sdapi.neutral import SETTINGS, check_fields, che
 from apps.stable_diffusion.http.sdapi.requests import NAMES, Image2ImageBody, Text2ImageBody
 from apps.stable_diffusion.http.uploads import Fit, from_base64, read_image
 from apps.stable_diffusion.pictures import FinishedPng, PictureModel, PicturesRequest, check_length
-from apps.stable_diffusion.prompt_syntax import bare_parentheses, check_syntax, unescaped
+from apps.stable_diffusion.prompt_syntax import bare_parentheses, check_syntax, split_loras, unescaped, with_loras
 from apps.stable_diffusion.samplers import ALIASES, SAMPLER_NAMES, sampler_named
 from ray_configs.cluster.release import PODSLICE_VERSION
 
@@ -152,7 +152,7 @@ def _check(model: PictureModel, body: Text2ImageBody) -> None:
         for field in ("prompt", "negative_prompt"):
             prompt = getattr(body, field) or ""
             check_length(field, prompt)
-            check_syntax(field, prompt)
+            check_syntax(field, split_loras(field, prompt)[0] if field == "prompt" else prompt)
         scheduler, _ = sampler_named(body.sampler or model.config.scheduler, body.scheduler)
     check_sampler_fields(body.others, scheduler)
 
@@ -195,8 +195,10 @@ async def _answer(model: PictureModel, jobs: Jobs, body: Text2ImageBody, start: 
     if start is not None and isinstance(body, Image2ImageBody):
         given = {"image": start.image, "mask": start.mask, "strength": body.denoising_strength, "min_steps": 1}
     with refusing(NAMES):
+        prompt, loras = split_loras("prompt", body.prompt)
         wanted = PicturesRequest(
-            prompt=unescaped(body.prompt),
+            prompt=unescaped(prompt),
+            loras=loras,
             size=_size(model, body),
             n=body.pictures,
             negative_prompt=unescaped(body.negative_prompt or ""),
@@ -226,8 +228,8 @@ async def _answer(model: PictureModel, jobs: Jobs, body: Text2ImageBody, start: 
     pictures.sort(key=lambda drawn: drawn.picture)
     images = [] if body.send_images is False else [base64.b64encode(drawn.png).decode() for drawn in pictures]
     info = _info(model, job, pictures)
-    for field in ("prompt", "negative_prompt"):
-        info["warnings"] += bare_parentheses(field, getattr(body, field) or "")
+    for field, text in (("prompt", prompt), ("negative_prompt", body.negative_prompt or "")):
+        info["warnings"] += bare_parentheses(field, text)
     return JSONResponse({"images": images, "parameters": body.sent, "info": json.dumps(info)})
 
 
@@ -235,8 +237,8 @@ def _info(model: PictureModel, job: PictureJob, pictures: list[FinishedPng]) -> 
     """AUTOMATIC1111's description of a job; the `all_` lists cover the finished pictures."""
     first = job.requests[0]
     return {
-        "prompt": first.prompt,
-        "all_prompts": [drawn.request.prompt for drawn in pictures],
+        "prompt": with_loras(first.prompt, first.loras),
+        "all_prompts": [with_loras(drawn.request.prompt, drawn.request.loras) for drawn in pictures],
         "negative_prompt": first.negative_prompt,
         "all_negative_prompts": [drawn.request.negative_prompt for drawn in pictures],
         "seed": first.seed,
