@@ -19,7 +19,6 @@ from apps.plan.stable_diffusion.known import Configs
 from apps.plan.stable_diffusion.report import ImagePlan, Program, Rate
 from apps.stable_diffusion.engine.backends.assembly import programs_of
 from apps.stable_diffusion.engine.conditioning.chat_prompts import POSITIONS
-from apps.stable_diffusion.engine.loras.pool import LoraForms
 from apps.stable_diffusion.engine.loras.room import LoraRoom
 from apps.stable_diffusion.engine.model import attention
 from apps.stable_diffusion.engine.model.checkpoint import Checkpoint
@@ -105,7 +104,7 @@ class PicturePrograms:
         rooms = LoraRoom(config.lora_slots, config.max_lora_rank) if config.has_loras else None
         specs = {spec.key: spec for spec in programs.listed(forms, (size,), batches, rooms)}
         group = programs.denoiser.group(size)
-        loras = None if rooms is None else LoraForms.of(forms, rooms, programs.dtype, programs.everywhere)
+        loras = None if rooms is None else programs.low_rank(forms, rooms)
         pool, texts = (0, 0) if loras is None else (_shard_bytes(loras.pool), _shard_bytes(loras.texts))
         weights = _shard_bytes(forms) + pool + texts
         return cls(workload, specs, size, group, batches, programs.guided, weights, pool)

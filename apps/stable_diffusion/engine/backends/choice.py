@@ -48,10 +48,6 @@ def open_backend(
         "guided": checkpoint.kind.guided(guidance_scale),
         "dtype": dtype,
     }
-    if lora_room is not None and "unet" not in checkpoint.components:
-        raise ValueError(
-            f"LoRA is for UNets, not for {checkpoint.kind.says}: leave loras, lora_folder, lora_loading out"
-        )
     if chosen == "jax":
         from apps.stable_diffusion.engine.backends.jax_backend import JaxBackend
 

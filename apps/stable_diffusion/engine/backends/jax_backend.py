@@ -30,7 +30,7 @@ from apps.stable_diffusion.engine.ldm.unet_names import UNetNames
 from apps.stable_diffusion.engine.loras.known import NO_LORAS, Combination, KnownLoras
 from apps.stable_diffusion.engine.loras.layers import layers_of
 from apps.stable_diffusion.engine.loras.names import LoraNames
-from apps.stable_diffusion.engine.loras.pool import LoraForms, LoraPool
+from apps.stable_diffusion.engine.loras.pool import LoraPool
 from apps.stable_diffusion.engine.loras.room import LoraRoom
 from apps.stable_diffusion.engine.model import weights
 from apps.stable_diffusion.engine.model.checkpoint import Checkpoint
@@ -140,11 +140,11 @@ class JaxBackend:
         return texts() | loaded
 
     def _with_loras(self, room: LoraRoom) -> tuple[KnownLoras, LoraPool]:
-        forms = LoraForms.of(self._weights, room, self._dtype, self._everywhere)
+        forms = self.programs.low_rank(self._weights, room)
         layers = {name: layers_of(self._weights[name]) for name in (*forms.pool, *forms.texts)}
         denoiser = self.programs.denoiser
-        assert isinstance(denoiser, UNetDenoiser)  # `open_backend` refuses LoRA for others
-        names = LoraNames(layers, denoiser.component, UNetNames(denoiser.arch))
+        unet = UNetNames(denoiser.arch) if isinstance(denoiser, UNetDenoiser) else None
+        names = LoraNames(layers, denoiser.component, unet)
         pool = LoraPool(
             layers,
             forms,

@@ -211,6 +211,11 @@ class Programs:
 
         return jax.tree.map(placed, forms)
 
+    def low_rank(self, forms: Mapping[str, Any], room: LoraRoom) -> LoraForms:
+        """Shapes of LoRAs' arrays, for components of these shapes."""
+        components = (*self.encoder.adaptable, self.denoiser.component)
+        return LoraForms.of({name: forms[name] for name in components}, room, self.dtype, self.everywhere)
+
     def listed(
         self,
         forms: Mapping[str, Any],
@@ -233,7 +238,7 @@ class Programs:
 
         texts = {name: forms[name] for name in self.encoder.components}
         tokens = tuple(self.shape(each.shape, each.dtype) for each in self.encoder.inputs())
-        low_rank = None if loras is None else LoraForms.of(forms, loras, self.dtype, self.everywhere)
+        low_rank = None if loras is None else self.low_rank(forms, loras)
         yield spec(("text",), self.encode_text, texts, tokens, *([] if low_rank is None else [low_rank.texts]))
         if low_rank is not None:
             yield spec(("lora",), written, low_rank.pool, low_rank.one, self.shape((), np.int32), donate=(0,))

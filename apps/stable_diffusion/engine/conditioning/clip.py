@@ -39,6 +39,10 @@ class ClipEncoder:
         return tuple(self.configs)
 
     @property
+    def adaptable(self) -> tuple[str, ...]:
+        return self.components
+
+    @property
     def is_xl(self) -> bool:
         return len(self.configs) == 2
 

@@ -27,6 +27,10 @@ class PromptEncoder(Protocol):
     @property
     def components(self) -> tuple[str, ...]: ...
 
+    @property
+    def adaptable(self) -> tuple[str, ...]:
+        """The components that LoRA can change."""
+
     def inputs(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         """What a tokenized prompt is: int32 arrays, without their place on devices."""
 

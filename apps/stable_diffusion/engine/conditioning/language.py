@@ -52,6 +52,7 @@ class LanguageEncoder:
     mesh: Mesh
 
     components = (NAME,)
+    adaptable = ()
 
     @classmethod
     def of(
@@ -105,7 +106,7 @@ class LanguageEncoder:
     def encode(
         self, weights: AllWeights, inputs: tuple[jax.Array, ...], loras: Mapping[str, Pool] | None = None
     ) -> EncodedPrompt:
-        assert loras is None  # `open_backend` refuses LoRA for such a model
+        assert not loras
         ids, length = inputs
         pages = self.positions // PAGE
         room = Capacity(pages + 1, PAGE, 1, self.dtype)

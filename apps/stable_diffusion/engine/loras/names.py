@@ -2,11 +2,12 @@
 
 - kohya's: `lora_unet_` or `lora_te_`, `lora_te1_`, `lora_te2_`, then the layer's name with underscores for dots, of an
   XL UNet as CompVis' code has it; `lora_down.weight`, `lora_up.weight` and `alpha`;
-- diffusers' and PEFT's: `unet.` or `text_encoder.`, the layer's name, then `lora_A.weight`, or `lora.down.weight`, or
-  in older files `processor.to_q_lora.down.weight` and `lora_linear_layer.down.weight`; `alpha`.
+- diffusers' and PEFT's: `unet.`, `transformer.` or `text_encoder.`, the layer's name, then `lora_A.weight`, or
+  `lora.down.weight`, or in older files `processor.to_q_lora.down.weight` and `lora_linear_layer.down.weight`; `alpha`;
+- that of ComfyUI and others for transformers: `diffusion_model.`, the layer's name, then kohya's or PEFT's ends.
 
-Sources read: `_convert_non_diffusers_lora_to_diffusers` and `convert_state_dict_to_peft` in diffusers,
-`create_network` in kohya's networks/lora.py.
+Sources read: `_convert_non_diffusers_lora_to_diffusers`, `_convert_non_diffusers_z_image_lora_to_diffusers` and
+`convert_state_dict_to_peft` in diffusers, `create_network` in kohya's networks/lora.py.
 """
 
 import re
@@ -47,7 +48,7 @@ _KOHYA = re.compile(
 )
 _DIFFUSERS = re.compile(
     r"(?P<layer>[\w.]+?)(?P<part>\.lora_A(?:\.default)?\.weight|\.lora_B(?:\.default)?\.weight"
-    r"|(?:[._]lora|\.lora_linear_layer)\.(?:down|up)\.weight|(?:\.lora|\.lora_linear_layer)?\.alpha)"
+    r"|\.lora_(?:down|up)\.weight|(?:[._]lora|\.lora_linear_layer)\.(?:down|up)\.weight|(?:\.lora|\.lora_linear_layer)?\.alpha)"
 )
 _PARTS: dict[str, Part] = {"alpha": "alpha", "down": "down", "A": "down", "up": "up", "B": "up"}
 _TEXT_ATTENTION = {"to_q": "q_proj", "to_k": "k_proj", "to_v": "v_proj", "to_out": "out_proj"}
@@ -80,7 +81,7 @@ class LoraNames:
 
     Args:
         layers: by component.
-        denoiser: the component that files call the UNet.
+        denoiser: the component that kohya's files call the UNet, and others' `diffusion_model`.
         unet: its names in CompVis' layout, if it is a UNet.
     """
 
@@ -103,6 +104,8 @@ class LoraNames:
         if (found := _DIFFUSERS.fullmatch(key)) is None:
             return None
         component, _, layer = found["layer"].partition(".")
+        if component == "diffusion_model":
+            component = self.denoiser
         if component not in self.layers:  # the oldest have the UNet alone
             component, layer = self.denoiser, found["layer"]
         layer = _current(component, layer)
@@ -111,9 +114,14 @@ class LoraNames:
 
 
 def _flat(component: str, layer: str) -> list[str]:
-    """A layer's names with underscores. transformers had `text_model.` before a text encoder's layers until 5.0."""
+    """A layer's names with underscores.
+
+    transformers had `text_model.` before a text encoder's layers until 5.0; diffusers has renamed some transformers'.
+    """
     is_text = component.startswith("text_encoder") and layer != "text_projection"
     names = [layer, f"text_model.{layer}"] if is_text else [layer]
+    if layer.endswith(".attention.to_out.0"):
+        names += [layer.replace(".to_out.0", ".to_out"), layer.replace(".to_out.0", ".out")]
     return [name.replace(".", "_") for name in names]
 
 
@@ -123,4 +131,6 @@ def _current(component: str, layer: str) -> str:
         path, _, last = layer.removeprefix("text_model.").rpartition(".")
         return f"{path}.{_TEXT_ATTENTION.get(last, last)}" if path else last
     layer = layer.replace(".processor.", ".")
+    if layer.endswith(".attention.out"):  # of the transformers that diffusers has renamed
+        layer = layer.removesuffix("out") + "to_out"
     return f"{layer}.0" if layer.endswith(".to_out") else layer

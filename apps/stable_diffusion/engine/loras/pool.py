@@ -26,13 +26,13 @@ class LoraForms(NamedTuple):
 
     @classmethod
     def of(cls, arrays: Mapping[str, Mapping[str, Any]], room: LoraRoom, dtype: Any, sharding: Any) -> "LoraForms":
-        """For components with these arrays (or their shapes): text encoders, one denoiser, and others."""
+        """For components with these arrays (or their shapes): text encoders that LoRA can change, and one denoiser."""
 
         def of_all(slots: int, text: bool) -> dict[str, Pool]:
             return {
                 name: forms(layers_of(tensors), slots, room.rank, dtype, sharding)
                 for name, tensors in arrays.items()
-                if name != "vae" and name.startswith("text_encoder") == text
+                if name.startswith("text_encoder") == text
             }
 
         return cls(of_all(room.slots + 1, False), of_all(1, False), of_all(1, True))
