@@ -19,6 +19,8 @@ WHOLE = "delta_rule_one_token"
 """The kernel whose traffic does not: it reads and writes a memory of each sequence."""
 EXPERTS = "/experts/while"
 """In the name of a loop over experts; see `apps.llm.engine.model.experts`."""
+IMAGES = "/images/while"
+"""In that of a loop over images in prompts, which are not planned; see `apps.llm.engine.attention.spans`."""
 
 _FREE = {
     *("parameter", "constant", "bitcast", "tuple", "get-tuple-element", "opt-barrier", "after-all"),
@@ -103,7 +105,8 @@ def _running(
             chosen = branches[min(branch, len(branches) - 1)]
             yield from _running(module, module.computations[chosen], branch, blocks, times)
         elif instruction.opcode == "while":
-            trips = instruction.number("known_trip_count") or (blocks if EXPERTS in instruction.line else 1)
+            unknown = blocks if EXPERTS in instruction.line else 0 if IMAGES in instruction.line else 1
+            trips = instruction.number("known_trip_count") or unknown
             for name in instruction.called("body"):
                 yield from _running(module, module.computations[name], branch, blocks, times * trips)
         elif instruction.opcode in ("call", "call-start"):  # the latter on SparseCores, as 7x runs its collectives

@@ -148,11 +148,14 @@ def token_buckets(config: EngineConfig, skips_padding: bool = False) -> list[int
     return [*sorted(size for size in sizes if size < config.max_step_tokens), config.max_step_tokens]
 
 
-def step_shapes(config: EngineConfig, max_len: int, skips_padding: bool = False) -> list[StepShape]:
-    """Every step that is compiled, smallest first."""
+def step_shapes(
+    config: EngineConfig, max_len: int, skips_padding: bool = False, both_ways: bool = False
+) -> list[StepShape]:
+    """Every step that is compiled, smallest first. For `both_ways` see `Architecture.sees_both_ways`."""
     pages, sizes = -(-max_len // config.page_size), token_buckets(config, skips_padding)
     images = config.image_tokens > 0
-    return [StepShape(tokens, min(tokens, config.max_batch_size), pages, images) for tokens in sizes]
+    spans = images and both_ways
+    return [StepShape(tokens, min(tokens, config.max_batch_size), pages, images, spans) for tokens in sizes]
 
 
 def shapes_with_readout(shapes: Sequence[StepShape]) -> list[StepShape]:

@@ -77,7 +77,8 @@ class PlannedModel:
         each = -(-max_len // config.page_size)
         most = config.pages or config.max_batch_size * each + 1
         usable = topology.usable_hbm(workload.slice)
-        programs = StepPrograms(config, arch, mesh, tuple(step_shapes(config, max_len)), most)
+        shapes = tuple(step_shapes(config, max_len, both_ways=arch.sees_both_ways))
+        programs = StepPrograms(config, arch, mesh, shapes, most)
         room = (usable - programs.weight_bytes()) * config.memory_fraction
         fit = max(int(room // programs.page_bytes()), each + 1)
         return cls(

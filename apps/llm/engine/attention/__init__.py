@@ -6,4 +6,5 @@ rest of the engine knows only page numbers.
 
 spec      the interface of an implementation
 sharded   attention with the heads split over a mesh
+spans     attention of images' tokens to those after them, over any implementation's cache
 """

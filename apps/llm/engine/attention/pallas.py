@@ -108,6 +108,15 @@ class PallasAttention:
         done = [self._attend(share, part, plan, batch, few) for share, part in zip(shares, cache)]
         return jnp.concatenate([out for out, _ in done], axis=1), tuple(part for _, part in done)
 
+    def read(
+        self, cache: jax.Array | tuple[jax.Array, ...], pages: jax.Array, spec: AttentionSpec, dtype: jnp.dtype
+    ) -> tuple[jax.Array, jax.Array]:
+        parts = cache if isinstance(cache, tuple) else (cache,)
+        rows = 2 * (spec.kv_heads // len(parts))
+        found = [part[pages].reshape(-1, *part.shape[2:])[:, :rows, : spec.head_dim] for part in parts]
+        pairs = jnp.concatenate(found, axis=1).astype(dtype)
+        return pairs[:, 0::2], pairs[:, 1::2]
+
     def _attend(
         self, new: QKV[jax.Array], cache: jax.Array, plan: jax.Array, batch: Batch, spec: AttentionSpec
     ) -> tuple[jax.Array, jax.Array]:

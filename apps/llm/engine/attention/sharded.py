@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from apps.llm.engine.attention import spans
 from apps.llm.engine.attention.spec import FP8, QKV, AttentionBackend, AttentionSpec, KVScales, LayerCache
 from apps.llm.engine.execute.step import Batch
 
@@ -38,7 +39,11 @@ def attend(
         k, v = (None if x is None else jnp.clip(x, -FP8_MOST, FP8_MOST).astype(FP8) for x in (k, v))
 
     def local(new: QKV[jax.Array], cache: LayerCache, plan: Any, batch: Batch) -> tuple[jax.Array, LayerCache]:
-        return impl.attend(new, cache, plan, batch, replace(spec, kv_heads=new.q.shape[1]))
+        own = replace(spec, kv_heads=new.q.shape[1])
+        out, cache = impl.attend(new, cache, plan, batch, own)
+        if spec.both_ways and batch.spans is not None:
+            out = spans.attended(impl, new.q, out, cache, batch, own)
+        return out, cache
 
     if mesh.size > 1:
         heads = P(None, "tensor")

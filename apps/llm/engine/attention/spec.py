@@ -40,6 +40,7 @@ class AttentionSpec:
     scale: float  # multiplies q @ k
     softcap: float | None = None
     window: int | None = None  # sliding window, in positions, the token itself included; None: full attention
+    both_ways: bool = False  # an image's tokens attend to all of it: `spans` sees to it
 
 
 FP8 = jnp.dtype(jnp.float8_e4m3fn)
@@ -65,6 +66,11 @@ class AttentionBackend(Protocol):
         self, new: QKV[jax.Array], cache: LayerCache, plan: Any, batch: Batch, spec: AttentionSpec
     ) -> tuple[jax.Array, LayerCache]:
         """The attention output, of q's shape, and the cache with the step's keys and values."""
+
+    def read(
+        self, cache: LayerCache, pages: jax.Array, spec: AttentionSpec, dtype: jnp.dtype
+    ) -> tuple[jax.Array, jax.Array]:
+        """Keys and values of some pages, as they are in the cache: each `[pages * page_size, kv_heads, head_dim]`."""
 
 
 def slots(batch: Batch, page_size: int) -> tuple[jax.Array, jax.Array]:

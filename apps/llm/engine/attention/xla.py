@@ -90,6 +90,12 @@ class XlaAttention:
             out = jnp.concatenate([out, chunks])[plan.token_row]
         return out.astype(q.dtype), cache
 
+    def read(
+        self, cache: XlaCache[jax.Array], pages: jax.Array, spec: AttentionSpec, dtype: jnp.dtype
+    ) -> tuple[jax.Array, jax.Array]:
+        k, v = (_unbits(part[pages].reshape(-1, *part.shape[2:]), dtype) for part in cache)
+        return k, v
+
 
 def _bits(x: jax.Array) -> jax.Array:
     """bfloat16 and FP8 as integers, for copies: XLA:CPU would convert to float32 and back, a scatter the cache."""

@@ -73,3 +73,12 @@ class CpuAttention:
         # The kernels do not write the rows of padding.
         real = jnp.arange(len(q)) < batch.q_starts[-1]
         return jnp.where(real[:, None, None, None], out, 0.0).astype(q.dtype), cache
+
+    def read(
+        self, cache: CpuCache[jax.Array], pages: jax.Array, spec: AttentionSpec, dtype: jnp.dtype
+    ) -> tuple[jax.Array, jax.Array]:
+        shape = -1, spec.kv_heads, spec.head_dim
+        k, v = cache.k[pages].transpose(0, 3, 1, 2).reshape(shape), cache.v[pages].swapaxes(1, 2).reshape(shape)
+        if k.dtype == jnp.uint16:
+            k, v = (jax.lax.bitcast_convert_type(x, jnp.bfloat16) for x in (k, v))
+        return k.astype(dtype), v.astype(dtype)

@@ -30,6 +30,7 @@ class Batch(NamedTuple):
     adapter: jax.Array  # [S] index of the sequence's LoRA adapter, from 1; 0: none
     sampling: "SamplingRows"
     positions: jax.Array | None = None  # [3, T] time, row and column of each token, of a model that sees; None: kv_lens
+    spans: jax.Array | None = None  # [T // 2, 3] parts of images: first token, tokens, place after the image
     image_rows: jax.Array | None = None  # [T] what stands for it among encoded images, from 1; 0: its own embedding
 
     @property
@@ -71,6 +72,7 @@ class StepShape:
     seqs: int  # S
     max_pages: int  # pages of the longest sequence
     images: bool = False  # whether tokens may stand for images
+    spans: bool = False  # and attend to all of theirs
 
     @cached_property
     def parts(self) -> dict[str, tuple[slice, tuple[int, ...]]]:
@@ -80,6 +82,8 @@ class StepShape:
         shapes |= dict.fromkeys(ROWS, (self.seqs,))
         if self.images:
             shapes |= {"positions": (3, self.tokens), "image_rows": (self.tokens,)}
+        if self.spans:
+            shapes["spans"] = self.tokens // 2, 3
         ends = accumulate(map(math.prod, shapes.values()), initial=0)
         return {name: (slice(*where), shape) for where, (name, shape) in zip(pairwise(ends), shapes.items())}
 
@@ -112,6 +116,7 @@ class StepRows:
         self.starts = [0]  # first token of each, and the end
         self.tokens: list[tuple[int, Sequence[int]]] = []  # those that the device does not have, by their first place
         self.seen: list[tuple[int, np.ndarray]] = []  # [4, n] positions and image rows, by their first token's place
+        self.spans: list[tuple[int, int, int]] = []  # as `Batch` has them
 
     def add(self, slot: int, kv_len: int, kept: int, tokens: Sequence[int] | None) -> int:
         """Append a row; without tokens it has one, which the device has. Returns the place of its first token."""
@@ -192,6 +197,8 @@ class HostStep:
         self._part("num_seqs")[0] = count
         if self.shape.images:
             self._fill_images(rows)
+        if self.shape.spans and rows.spans:
+            self._part("spans")[: len(rows.spans)] = rows.spans
 
     def _fill_images(self, rows: StepRows) -> None:
         lengths, total = np.diff(rows.starts), rows.starts[-1]

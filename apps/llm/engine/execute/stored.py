@@ -42,7 +42,7 @@ def below(folder: str) -> str:
 
 def listed(config: EngineConfig, model: Model, mesh: Mesh, skips_padding: bool) -> EnginePrograms:
     """The programs of a DP rank, but for the number of pages and of calibration tokens."""
-    shapes = tuple(step_shapes(config, model.max_len(config), skips_padding))
+    shapes = tuple(step_shapes(config, model.max_len(config), skips_padding, model.arch.sees_both_ways))
     return EnginePrograms(config, model.arch, mesh, shapes)
 
 

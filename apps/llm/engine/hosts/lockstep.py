@@ -114,7 +114,7 @@ class LockstepExecutor:
         self.pages = self.host_pages = self.programs_compiled = 0
         self.prefix_states = config.prefix_states or 0
         self.encodings = EncodingSizes.of(config, model.arch)
-        self.shapes = step_shapes(config, model.max_len(config))
+        self.shapes = step_shapes(config, model.max_len(config), both_ways=model.arch.sees_both_ways)
         self.readout_shapes = shapes_with_readout(self.shapes)
 
     def make_cache(self, calibration_ids: list[int]) -> int:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from apps.llm.api import Capabilities, PromptImage, RequestError, TokenRequest
+from apps.llm.engine.attention.spans import PART
 from apps.llm.engine.model.architecture import Architecture
 
 
@@ -24,6 +25,7 @@ def placed(request: TokenRequest, sizes: Capabilities, arch: Architecture, root:
         raise RequestError("messages", f"the images have {total} tokens; one request may have {sizes.image_tokens}")
     for image in images:
         wrong = len(image.pixels) != image.parts * tower.patches_a_token * tower.bytes_a_patch
+        wrong |= tower.every not in (None, tuple(image.grid))
         if wrong or image.breaks != tower.breaks or not image.parts or image.end > len(request.prompt_ids):
             raise RequestError("messages", "an image is not of the size that its tokens say")
         if image.parts > sizes.max_image_tokens:
@@ -31,7 +33,7 @@ def placed(request: TokenRequest, sizes: Capabilities, arch: Architecture, root:
                 "messages", f"an image has {image.parts} tokens; at most {sizes.max_image_tokens} are taken"
             )
     spatial = any(each.rope is not None and each.rope.sections for each in arch.attention)
-    return PlacedImages(images, spatial, root)
+    return PlacedImages(images, spatial, root, arch.sees_both_ways)
 
 
 class PlacedImages:
@@ -43,10 +45,12 @@ class PlacedImages:
             tokens have the places that they stand at.
         root: what the names of the sequence's pages begin with. Encoded images are shared as far as pages are: the
             time to a first token tells no caller what others have sent.
+        both_ways: an image's tokens attend to those after them, so no step may end between them. One may begin there:
+            what has been computed before has seen the whole image, for which the names of pages vouch.
     """
 
-    def __init__(self, images: Sequence[PromptImage], spatial: bool, root: bytes):
-        self.images, self._root = tuple(images), root
+    def __init__(self, images: Sequence[PromptImage], spatial: bool, root: bytes, both_ways: bool = False):
+        self.images, self._root, self._both_ways = tuple(images), root, both_ways
         self.end = images[-1].end
         """Tokens up to the last image's end."""
         self._positions = np.tile(np.arange(self.end, dtype=np.int32), (3, 1))  # time, row and column
@@ -74,6 +78,28 @@ class PlacedImages:
     def within(self, start: int, stop: int) -> list[PromptImage]:
         """The images that some of these tokens show."""
         return [image for image in self.images if image.start < stop and image.end > start]
+
+    def stop(self, start: int, stop: int, most: int) -> int:
+        """How far a step may compute that would compute tokens from `start` to `stop`, or to `most` if it must.
+
+        That is `start` where an image that comes next would end beyond `most`.
+        """
+        for image in self.images if self._both_ways else ():
+            if image.start < stop < image.end:
+                if image.start > start:
+                    return image.start
+                return image.end if image.end <= most else start
+        return stop
+
+    def spans(self, start: int, stop: int) -> list[tuple[int, int, int]]:
+        """Of these tokens, those that attend to later ones of their image, in parts of PART: the first, counted from
+        `start`, how many, and the place after their image."""
+        found = []
+        for image in self.within(start, stop):
+            first = max(start, image.start)
+            # An image's last token alone sees nothing that comes after it.
+            found += [(at - start, min(PART, image.end - at), image.end) for at in range(first, image.end - 1, PART)]
+        return found
 
     def seen(self, start: int, stop: int) -> np.ndarray:
         """Of these tokens: time, row and column, and the row that stands for it, from 1: `[4, stop - start]`."""

@@ -66,6 +66,11 @@ class Architecture:
         return list(dict.fromkeys(spec.mixer for spec in self.layers if isinstance(spec.mixer, Attention)))
 
     @property
+    def sees_both_ways(self) -> bool:
+        """Whether an image's tokens attend to those after them, in any layer."""
+        return any(attention.both_ways for attention in self.attention)
+
+    @property
     def recurrent(self) -> list[DeltaNet]:
         """The layers' mixers that keep a state for each sequence instead of pages, each kind once."""
         return list(dict.fromkeys(spec.mixer for spec in self.layers if isinstance(spec.mixer, DeltaNet)))

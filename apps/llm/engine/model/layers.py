@@ -53,6 +53,7 @@ class Attention:
     gate_in_q: bool = False  # the checkpoint has each head's gate after its query (Qwen3.5)
     bias: bool = False  # on q, k and v
     output_bias: bool = False
+    both_ways: bool = False  # an image's tokens attend to all of it, to those after them too (Gemma 3 and 4)
     sinks: bool = False  # each query head has a learned score beside those of the keys (gpt-oss)
     fused: bool = False  # the checkpoint has q, k and v in one tensor (Phi-3)
 
@@ -63,7 +64,7 @@ class Attention:
     @property
     def form(self) -> "Attention":
         """The same with full attention and without rotation, which change no array's shape."""
-        return replace(self, window=None, rope=None)
+        return replace(self, window=None, rope=None, both_ways=False)
 
     @property
     def rows(self) -> int:

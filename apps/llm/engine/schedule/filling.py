@@ -76,6 +76,9 @@ def build_step(shape: StepShape, work: list[Work], answers: Answers, table: Slot
             rows.add(slot, item.stop + i, table.scratch, (token,))
         if seq.images is not None:
             rows.seen.append((start, seq.images.seen(item.start, item.stop + len(item.draft))))
+            if shape.spans:
+                spans = seq.images.spans(item.start, item.stop)
+                rows.spans += [(start + first, count, end) for first, count, end in spans]
         answer = answers[seq]
         if isinstance(answer, PromptTask):
             answer.want(readout, shape, start, row, item)

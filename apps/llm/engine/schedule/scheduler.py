@@ -132,7 +132,8 @@ class Scheduler:
                 if stop > seq.computed and seq.slot is not None and self._make_room(seq, stop):
                     self._plan(seq, stop)
             elif entering and self._enter(seq := account.waiting[0]):
-                self._plan(seq, self._stop(seq, budget))
+                if (stop := self._stop(seq, budget)) > seq.computed:
+                    self._plan(seq, stop)
             else:  # no overtaking: small prompts would starve a large one
                 entering = False
                 accounts = [account for account in accounts if prefills[account]]
@@ -192,7 +193,8 @@ class Scheduler:
             raise AssertionError("a waiting sequence holds pages")
 
     def _stop(self, seq: Sequence, budget: int) -> int:
-        return self.reuse.stop(seq, min(len(seq.tokens), seq.computed + budget))
+        stop = self.reuse.stop(seq, min(len(seq.tokens), seq.computed + budget))
+        return stop if seq.images is None else seq.images.stop(seq.computed, stop, seq.computed + self._budget)
 
     def _plan(self, seq: Sequence, stop: int, draft: Ids[int] = ()) -> None:
         self.reuse.keep_state(seq)

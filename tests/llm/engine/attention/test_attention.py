@@ -1,9 +1,10 @@
 """The attentions against a dense one written down plainly, against each other, and in any company."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -13,12 +14,14 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
+from apps.llm.api import PromptImage
 from apps.llm.engine.attention.pallas import PallasAttention
 from apps.llm.engine.attention.sharded import attend
 from apps.llm.engine.attention.spec import QKV, AttentionSpec, KVScales
 from apps.llm.engine.attention.xla import XlaAttention
 from apps.llm.engine.cpu.attention import CpuAttention
 from apps.llm.engine.execute.step import StepShape
+from apps.llm.engine.images.placed import PlacedImages
 from tests.processor import HAS_AVX512
 
 MESH = Mesh(np.array(jax.devices()[:1]), ("tensor",))
@@ -58,14 +61,20 @@ def make(lengths: Sequence[tuple[int, int]], spec: AttentionSpec = SPEC) -> Case
     )
 
 
-def dense(case: Case, spec: AttentionSpec) -> list[np.ndarray]:
+Images = Mapping[int, Sequence[tuple[int, int]]]
+"""Where images begin and end, by their sequence's number."""
+
+
+def dense(case: Case, spec: AttentionSpec, images: Images = MappingProxyType({})) -> list[np.ndarray]:
     outputs = []
-    for (kv_len, q_len), q, k, v in zip(case.lengths, case.q, case.k, case.v):
+    for number, ((kv_len, q_len), q, k, v) in enumerate(zip(case.lengths, case.q, case.k, case.v)):
         scores = np.einsum("qhgd,khd->hgqk", q.astype(np.float64), k) * spec.scale
         if spec.softcap is not None:
             scores = spec.softcap * np.tanh(scores / spec.softcap)
         query, key = np.arange(kv_len - q_len, kv_len)[:, None], np.arange(kv_len)[None]
         seen = key <= query
+        for start, end in images.get(number, ()):
+            seen |= (start <= query) & (query < end) & (start <= key) & (key < end)
         if spec.window is not None:
             seen &= key > query - spec.window
         weights = np.where(seen, np.exp(scores - scores.max(axis=-1, keepdims=True)), 0)
@@ -84,13 +93,22 @@ def program(impl: Any, spec: AttentionSpec, shape: StepShape):
     return run
 
 
-def paged(case: Case, impl: Any, spec: AttentionSpec, shape: tuple[int, int], dtype=np.float32, scales=None, stale=0):
+def paged(
+    case: Case,
+    impl: Any,
+    spec: AttentionSpec,
+    shape: tuple[int, int],
+    dtype=np.float32,
+    scales=None,
+    stale=0,
+    images: Images = MappingProxyType({}),
+):
     """The same through the paged cache: past keys lie there already, the step's own are written by it.
 
     `stale` is everywhere else: past the end of each sequence's last page, and in all pages that are nobody's.
     """
-    shape = StepShape(*shape, LONGEST // spec.page_size)
-    step, per_seq = shape.host(), LONGEST // spec.page_size
+    shape = StepShape(*shape, LONGEST // spec.page_size, spans=spec.both_ways)
+    step, per_seq, parts = shape.host(), LONGEST // spec.page_size, list[tuple[int, ...]]()
     order = np.random.default_rng(3).permutation(np.arange(1, shape.seqs * per_seq + 1))
     stored = np.int8 if scales is not None else dtype
     past_k = np.full((len(order) + 1, spec.page_size, spec.kv_heads, spec.head_dim), stale, stored)
@@ -104,7 +122,13 @@ def paged(case: Case, impl: Any, spec: AttentionSpec, shape: tuple[int, int], dt
         slot = pages[at // spec.page_size], at % spec.page_size
         past_k[slot] = keep(case.k[i][: len(at)], scales and scales.k)
         past_v[slot] = keep(case.v[i][: len(at)], scales and scales.v)
-        step.add([0] * q_len, kv_len, pages[: -(-kv_len // spec.page_size)], q_len == 1)
+        first = step.add([0] * q_len, kv_len, pages[: -(-kv_len // spec.page_size)], q_len == 1)
+        placed = [PromptImage(start, (1, end - start), b"", b"") for start, end in images.get(i, ())]
+        if placed:
+            found = PlacedImages(placed, False, b"", both_ways=True).spans(kv_len - q_len, kv_len)
+            parts += [(first + at, *part) for at, *part in found]
+    if parts:
+        step._part("spans")[: len(parts)] = parts
     if isinstance(impl, PallasAttention):
         pages = np.stack([past_k, past_v], axis=3).reshape(*past_k.shape[:2], 2 * spec.kv_heads, -1)
         want = impl.cache(spec, len(pages), jnp.dtype(stored))

@@ -1,5 +1,6 @@
 """Heads wider than 128 channels, which the Pallas kernel's cache holds in several arrays, against plain XLA."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -21,16 +22,18 @@ SPECS = {
 }
 
 
-def two_steps(impl: Any, int8: bool) -> list[np.ndarray]:
-    """Two prompts, then one more token of each: the attention's output at every token."""
-    spec = SPECS[int8]
+def two_steps(impl: Any, int8: bool, both_ways: bool) -> list[np.ndarray]:
+    """Two prompts, one with an image, then one more token of each: the attention's output at every token."""
+    spec = replace(SPECS[int8], both_ways=both_ways)
     mesh = Mesh(np.array(jax.devices()[:1]), ("tensor",))
     dtype = jnp.dtype(jnp.int8 if int8 else jnp.bfloat16)
     cache = jax.tree.map(lambda part: jnp.zeros(part.shape, part.dtype), impl.cache(spec, 8, dtype))
     scale = jnp.full((spec.kv_heads, spec.head_dim), 0.03)
     rng, found = np.random.default_rng(0), []
-    for shape, new in ((StepShape(24, 2, 1), LENGTHS), (StepShape(8, 2, 1), (1, 1))):
+    for shape, new in ((StepShape(24, 2, 1, spans=both_ways), LENGTHS), (StepShape(8, 2, 1), (1, 1))):
         step = shape.host()
+        if shape.spans:
+            step._part("spans")[0] = 2, 7, 9
         for i, (tokens, before) in enumerate(zip(new, (0, 0) if new is LENGTHS else LENGTHS)):
             step.add([0] * tokens, before + tokens, [1 + i], decoding=False)
         batch = shape.unpack(jnp.asarray(step.packed))
@@ -45,8 +48,9 @@ def two_steps(impl: Any, int8: bool) -> list[np.ndarray]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("int8", [False, True])
-def test_wide_heads_agree_with_xla(int8: bool, interpreted: None) -> None:
+@pytest.mark.parametrize("both_ways", [False, True])
+def test_wide_heads_agree_with_xla(int8: bool, both_ways: bool, interpreted: None) -> None:
     caches = PallasAttention().cache(SPECS[int8], 8, jnp.dtype(jnp.int8 if int8 else jnp.bfloat16))
     assert [part.shape for part in caches] == [(8, 16, 4 if int8 else 2, 256)] * 2
-    for kernel, plain in zip(two_steps(PallasAttention(), int8), two_steps(XlaAttention(), int8)):
+    for kernel, plain in zip(two_steps(PallasAttention(), int8, both_ways), two_steps(XlaAttention(), int8, both_ways)):
         assert np.abs(kernel - plain).max() <= 0.02 * np.abs(plain).max()

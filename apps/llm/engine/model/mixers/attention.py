@@ -49,6 +49,7 @@ class AttentionMixer:
             scale=spec.scale,
             softcap=spec.softcap,
             window=spec.window,
+            both_ways=spec.both_ways,
         )
 
     # -- parameters ---------------------------------------------------------------------------------------------
