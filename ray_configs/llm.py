@@ -288,12 +288,13 @@ class LLMConfig(AppConfig, ScalingConfig, BatchesConfig, EngineConfig):
     def as_tiny(self) -> "LLMConfig":
         """A tiny random model of the same architecture and sharding, for trying a service without TPUs. Batch, step and
         length are bounded too: each step shape is a program to compile, on every host."""
+        step = TINY_STEP_TOKENS + (self.image_tokens and self.max_image_tokens)  # some models need an image in one step
         return self.model_copy(
             update={
                 "tiny": True,
                 "max_model_len": min(self.max_model_len or TINY_MODEL_LEN, TINY_MODEL_LEN),
                 "max_batch_size": min(self.max_batch_size, TINY_BATCH),
-                "max_step_tokens": min(self.max_step_tokens, TINY_STEP_TOKENS),
+                "max_step_tokens": min(self.max_step_tokens, step),
                 "prefix_cache_host_gib": min(self.prefix_cache_host_gib, TINY_HOST_GIB),
             }
         )

@@ -36,6 +36,7 @@ from apps.llm.engine.execute import layout_choice, stored
 from apps.llm.engine.execute.local import LocalDevices
 from apps.llm.engine.executor_protocol import ExecutorProvider
 from apps.llm.engine.grammar.matchers import AnyMatcher, Grammars
+from apps.llm.engine.images.encoding import EncodingSizes
 from apps.llm.engine.images.placed import placed
 from apps.llm.engine.interface import Vocabulary
 from apps.llm.engine.kv_events import publishers
@@ -124,14 +125,14 @@ class JaxEngine:
         max_len = model.max_len(config)
         chosen = layout_choice.choose(config, model.arch, provider.devices(config), slice)
         model = model.at_size(config, chosen.tensor)
-        # The tokenizer's imports and tables take as long as the weights: load both in parallel.
-        with ThreadPoolExecutor(1) as pool:
+        of_rank = chosen.of_dp_rank(config)
+        EncodingSizes.of(of_rank, model.arch)  # before weights are read: is there room for an image?
+        with ThreadPoolExecutor(1) as pool:  # the tokenizer's imports and tables take as long as the weights
             reading = pool.submit(read_vocabulary, model, vocabulary)
             executors = provider.load(config, model, chosen)
             try:
                 calibration = calibration_tokens(config, reading.result()[0], model.arch.vocab_size)
                 allocate_and_compile(executors, calibration)
-                of_rank = chosen.of_dp_rank(config)
                 drafts = config.speculation == "ngram"
                 timings = [TurnTimes.measured(executor, of_rank) if drafts else None for executor in executors]
                 _, grammars = reading.result()

@@ -3,9 +3,10 @@
 The fields are those of each model's config.json on the Hugging Face hub, as far as the decoder asks for them.
 """
 
+from dataclasses import replace
 from typing import Any
 
-from apps.llm.engine.model.towers.spec import PixtralVision, QwenVision, Tower
+from apps.llm.engine.model.towers.spec import Pixels, PixtralVision, QwenVision, SiglipVision, Tower
 
 Config = dict[str, Any]
 
@@ -209,7 +210,23 @@ MODELS: dict[str, Config] = {
 }
 """Base models by their hub id. Their tuned siblings have the same sizes."""
 
+_SIGLIP = SiglipVision(
+    layers=27,
+    width=1152,
+    mlp_width=4304,
+    heads=16,
+    out=0,
+    patch=14,
+    merge=4,
+    side=64,
+    eps=1e-6,
+    pixels=Pixels(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)),
+)
 TOWERS: dict[str, Tower] = {
+    **{
+        f"google/gemma-3-{size}": replace(_SIGLIP, out=MODELS[f"google/gemma-3-{size}"]["hidden_size"])
+        for size in ("4b", "12b", "27b")
+    },
     "Qwen/Qwen3.5-27B": QwenVision(
         layers=27, width=1152, mlp_width=4304, heads=16, out=5120, patch=16, frames=2, merge=2, grid=48
     ),
@@ -226,7 +243,8 @@ TOWERS: dict[str, Tower] = {
         bias=False,
     ),
 }
-"""Vision towers of some of them. Source: the defaults of Qwen3_5VisionConfig and Mistral3Config in transformers."""
+"""Vision towers of some of them. Sources: the defaults of Qwen3_5VisionConfig and Mistral3Config in transformers, and
+its convert_gemma3_weights.py."""
 
 _SUFFIXES = ("-instruct", "-it", "-chat", "-base", "-hf")
 

@@ -9,6 +9,8 @@ from apps.llm.text import Engine
 from tests.llm.images import seeing_models
 
 SEES = {"image_tokens": 160, "max_image_tokens": 64, "max_model_len": 320, "pages": 96}
+OF_FAMILY = {"gemma3": {"max_step_tokens": 24}}
+"""An image in one step, beside seven other sequences."""
 
 
 @pytest.fixture(scope="session")
@@ -26,4 +28,6 @@ def seeing(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 @pytest.fixture(scope="session")
 def load_seeing(seeing: Callable[[str], Path], load: Callable[..., Engine]) -> Callable[..., Engine]:
-    return lambda family="qwen3_5", **settings: load(**(SEES | {"model": str(seeing(family))} | settings))
+    return lambda family="qwen3_5", **settings: load(
+        **(SEES | OF_FAMILY.get(family, {}) | {"model": str(seeing(family))} | settings)
+    )

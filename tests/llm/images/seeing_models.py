@@ -9,6 +9,7 @@ import tokenizers
 import torch
 import transformers
 from PIL import Image
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
@@ -20,6 +21,15 @@ WRITTEN = "what is in this picture? the quick brown fox and the lazy dog are in 
 IMAGE, VIDEO, BEGIN, END, ROW_END, IMAGE_END = range(WORDS, WORDS + 6)
 """Tokens: what stands for an image's, and what is around them."""
 MARKS = ["<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>", "[IMG_BREAK]", "[IMG_END]"]
+
+
+def spelled(token: int) -> str | None:
+    """A mark by its id."""
+    return MARKS[token - IMAGE] if IMAGE <= token < IMAGE + len(MARKS) else None
+
+
+SHOWN = MARKS[2], MARKS[0], MARKS[3]
+"""An image in a chat; Gemma 3's template writes the first of them."""
 TEMPLATE = """
 {%- macro shown(content) -%}
 {%- if content is string -%}{{ content }}
@@ -51,6 +61,14 @@ PIXTRAL: dict[str, Any] = {
     "patch_size": 4,
     "image_size": 64,
 }
+SIGLIP: dict[str, Any] = {
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "patch_size": 4,
+    "image_size": 32,
+}
 PROCESSOR: dict[str, Any] = {
     "patch_size": 4,
     "merge_size": 2,
@@ -59,12 +77,18 @@ PROCESSOR: dict[str, Any] = {
     "image_mean": [0.5, 0.4, 0.3],
     "image_std": [0.5, 0.25, 0.3],
 }
+SLIDING, FULL = "sliding_attention", "full_attention"
 MOE = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5": ("Qwen3_5", QWEN35),
     "qwen3_5_moe": ("Qwen3_5Moe", QWEN35 | MOE),
     "qwen2_5_vl": ("Qwen2_5_VL", {"max_window_layers": 9}),
     "mistral3": ("Mistral3", {"model_type": "mistral", "head_dim": 16, "sliding_window": None}),
+    # A window narrower than an image.
+    "gemma3": (
+        "Gemma3",
+        {"head_dim": 16, "num_hidden_layers": 3, "sliding_window": 9, "layer_types": [SLIDING, FULL, SLIDING]},
+    ),
 }
 
 
@@ -75,6 +99,9 @@ def make(family: str, seed: int = 0) -> transformers.PreTrainedModel:
     if family == "mistral3":
         more: dict[str, Any] = {"vision_config": PIXTRAL, "image_token_index": IMAGE, "multimodal_projector_bias": True}
         more["tie_word_embeddings"] = False  # or the likeliest token would be the last one
+    elif family == "gemma3":
+        marks = {"image_token_index": IMAGE, "boi_token_index": BEGIN, "eoi_token_index": END}
+        more = {"vision_config": SIGLIP, "mm_tokens_per_image": 16} | marks
     else:
         rope |= {"mrope_section": [2, 3, 3], "partial_rotary_factor": 1.0} if family == "qwen2_5_vl" else {}
         text = text | {"rope_parameters": rope}
@@ -89,17 +116,21 @@ def make(family: str, seed: int = 0) -> transformers.PreTrainedModel:
     with torch.no_grad():
         for name, weight in model.named_parameters():
             noise = torch.randn(weight.shape, generator=random)
-            plain = family in ("mistral3", "qwen2_5_vl") or ".visual." in name or "linear_attn" in name
+            plain = family in ("mistral3", "qwen2_5_vl") or any(
+                each in name for each in (".visual.", "vision_tower.", "linear_attn")
+            )
             if name.endswith(("norm.weight", "norm1.weight", "norm2.weight", "ln_pre.weight", "ln_q.weight")):
                 weight.copy_(noise * 0.3 + (1.0 if plain else 0.0))
             elif name.endswith(("bias", "A_log", "conv1d.weight")):
                 weight.copy_(noise * 0.5)
             elif name.endswith("experts.down_proj"):
                 weight.copy_(noise * weight.shape[-1] ** -0.5)
-            elif "pos_embed" in name:
+            elif "pos_embed" in name or "position_embedding" in name:
                 weight.copy_(noise)
+            elif "embed_tokens" in name:  # Gemma's are the head, too: large, the likeliest token would be the last one
+                weight.copy_(noise * (0.1 if family.startswith("gemma") else 1.0))
             else:
-                weight.copy_(noise * (1.0 if "embed_tokens" in name else weight[0].numel() ** -0.5))
+                weight.copy_(noise * weight[0].numel() ** -0.5)
     return model
 
 
@@ -107,12 +138,12 @@ def save(family: str, folder: Path) -> Path:
     """The model, its image processor and a tokenizer."""
     make(family).save_pretrained(folder)
     processor(family).save_pretrained(folder)
-    save_tokenizer(folder)
+    save_tokenizer(folder, family)
     return folder
 
 
-def save_tokenizer(folder: Path) -> None:
-    """A byte-level BPE with the marks of images, and a chat template with parts, as Qwen's has them."""
+def save_tokenizer(folder: Path, family: str = "qwen3_5") -> None:
+    """A byte-level BPE with the marks of images, and a chat template with parts, as Qwen's and Gemma's have them."""
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
@@ -125,7 +156,7 @@ def save_tokenizer(folder: Path) -> None:
     tokenizer.train_from_iterator([WRITTEN * 3], trainer)
     assert tokenizer.add_special_tokens(MARKS) == len(MARKS) and tokenizer.token_to_id(MARKS[0]) == IMAGE
     fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
-    fast.chat_template = TEMPLATE
+    fast.chat_template = TEMPLATE.replace("".join(SHOWN), SHOWN[0]) if family == "gemma3" else TEMPLATE
     fast.save_pretrained(folder)
 
 
@@ -134,6 +165,9 @@ def processor(family: str = "qwen3_5", **changes: Any) -> Any:
     if family == "mistral3":
         same = {name: PROCESSOR[name] for name in ("image_mean", "image_std")}
         return PixtralImageProcessorPil(**({"patch_size": 8, "size": {"longest_edge": 64}} | same | changes))
+    if family == "gemma3":
+        same = {name: PROCESSOR[name] for name in ("image_mean", "image_std")}
+        return Gemma3ImageProcessorPil(**({"size": {"height": 32, "width": 32}} | same | changes))
     return Qwen2VLImageProcessorPil(**(PROCESSOR | changes))
 
 
@@ -154,7 +188,7 @@ def prompt(
     for image, text in zip(images, texts[1:], strict=True):
         given = processor(family)(images=image, do_rescale=False, do_normalize=False)
         values = np.asarray(given["pixel_values"])
-        if family == "mistral3":
+        if family in ("mistral3", "gemma3"):
             rows, columns = (size // 4 for size in values.shape[2:])
             squares = values.reshape(3, rows // 2, 2, 4, columns // 2, 2, 4).transpose(1, 4, 2, 5, 0, 3, 6)
         else:
@@ -175,8 +209,9 @@ def inputs(images: Sequence[Image.Image], ids: Sequence[int], family: str) -> di
     """What transformers' model takes."""
     given = processor(family)(images=list(images), return_tensors="pt") if images else {}
     tokens = torch.tensor([list(ids)])
-    kinds = {} if family == "mistral3" else {"mm_token_type_ids": (tokens == IMAGE).int()}
-    return {"input_ids": tokens, **kinds, **given}
+    kind = {"mistral3": None, "gemma3": "token_type_ids"}.get(family, "mm_token_type_ids")
+    given.pop("num_crops", None)
+    return {"input_ids": tokens, **({kind: (tokens == IMAGE).int()} if kind else {}), **given}
 
 
 def greedy(model: Any, images: Sequence[Image.Image], ids: Sequence[int], count: int) -> list[int]:

@@ -2,7 +2,9 @@
 
 import base64
 import io
+import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 import transformers
 from PIL import Image
 
+from apps.llm.api import RequestError
 from apps.llm.chat.conversation import ChatRequest, Conversation
 from apps.llm.chat.images import SentImage
 from apps.llm.http.app import http_app
@@ -35,9 +38,9 @@ def url(image: Image.Image) -> str:
     return f"data:image/png;base64,{base64_of(image)}"
 
 
-@pytest.fixture(scope="module")
-def client(load_seeing: Callable[..., Engine]) -> Iterator[httpx.Client]:
-    model = TextModel("sees", load_seeing(), step_deadline_s=60)
+@contextmanager
+def serving(engine: Engine) -> Iterator[httpx.Client]:
+    model = TextModel("sees", engine, step_deadline_s=60)
     with (
         served(http_app(model, stored_responses=9)) as address,
         httpx.Client(base_url=address, timeout=120, trust_env=False) as client,
@@ -45,7 +48,21 @@ def client(load_seeing: Callable[..., Engine]) -> Iterator[httpx.Client]:
         yield client
 
 
-def expected(folder: Path, *turns: tuple[str, list[str | Image.Image]]) -> tuple[str, int]:
+@pytest.fixture(scope="module")
+def client(load_seeing: Callable[..., Engine]) -> Iterator[httpx.Client]:
+    with serving(load_seeing()) as client:
+        yield client
+
+
+def written(image: Image.Image, family: str) -> tuple[str, str]:
+    """An image in a rendered chat, and in the prompt that transformers' processor of the family makes of it."""
+    token, _, begin, end, *_ = seeing_models.MARKS
+    if family == "gemma3":
+        return begin, f"\n\n{begin}{token * 16}{end}\n\n"
+    return token, token * int(np.prod(seeing_models.processor()(images=image)["image_grid_thw"][0]) // 4)
+
+
+def expected(folder: Path, *turns: tuple[str, list[str | Image.Image]], family: str = "qwen3_5") -> tuple[str, int]:
     """Transformers' answer to a chat, and how many tokens its prompt has."""
     tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
     messages = [
@@ -57,13 +74,12 @@ def expected(folder: Path, *turns: tuple[str, list[str | Image.Image]]) -> tuple
     ]
     images = [part for _, parts in turns for part in parts if not isinstance(part, str)]
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    first, *rest = text.split(seeing_models.MARKS[0])
-    for image, more in zip(images, rest, strict=True):  # as its processor does
-        count = np.prod(seeing_models.processor()(images=image)["image_grid_thw"][0]) // 4
-        first += seeing_models.MARKS[0] * count + more
+    first, *rest = text.split(written(PICTURES[0], family)[0])
+    for image, more in zip(images, rest, strict=True):
+        first += written(image, family)[1] + more
     ids = tokenizer(first, add_special_tokens=False)["input_ids"]
     assert ids.count(IMAGE) > 2 * len(images)
-    answer = seeing_models.greedy(seeing_models.make("qwen3_5"), images, ids, ANSWER)
+    answer = seeing_models.greedy(seeing_models.make(family), images, ids, ANSWER)
     return tokenizer.decode(answer, skip_special_tokens=True), len(ids)
 
 
@@ -85,6 +101,29 @@ def test_a_prompt_with_ends_of_rows(load_seeing: Callable[..., Engine], seeing: 
     assert ids[placed.end - 1] == seeing_models.IMAGE_END and ids[placed.start] == IMAGE
 
 
+def test_a_prompt_with_paragraphs_around_images(
+    load_seeing: Callable[..., Engine], seeing: Callable[[str], Path]
+) -> None:
+    """Gemma 3's, whose template writes only where an image begins. Source: `Gemma3Processor.full_image_sequence`."""
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(seeing("gemma3"))
+    image, _, begin, end, *_ = seeing_models.MARKS
+    shown = f"\n\n{begin}{image * 16}{end}\n\n"
+    text = f"[user] see {shown}{shown} and\n[assistant]"
+    wanted = tokenizer(text, add_special_tokens=False)["input_ids"]
+    talk = Conversation()
+    pictures = [talk.shown(SentImage(base64_of(picture), "messages[0]")) for picture in PICTURES[:2]]
+    talk.say("user", "see " + "".join(pictures) + " and")
+    engine = load_seeing("gemma3")
+    ids, _ = engine.chat(ChatRequest(talk.messages, images=talk.images))
+    assert list(ids) == list(wanted) and [placed.parts for placed in ids.images] == [16, 16]
+    assert [ids[placed.start - 1] for placed in ids.images] == [seeing_models.BEGIN] * 2
+    for mark in (begin, image):
+        talk = Conversation()
+        talk.say("user", mark + talk.shown(SentImage(base64_of(PICTURES[0]), "messages[0]")))
+        with pytest.raises(RequestError, match=f"a text has {re.escape(mark)}"):
+            engine.chat(ChatRequest(talk.messages, images=talk.images))
+
+
 COMMON = {"model": "sees", "temperature": 0}
 
 
@@ -100,14 +139,19 @@ def part(piece: str | Image.Image) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url(piece), "detail": "high"}}
 
 
-def test_openai(client: httpx.Client, seeing: Callable[[str], Path]) -> None:
-    folder = seeing("qwen3_5")
+@pytest.mark.parametrize("family", ["qwen3_5", "gemma3"])
+def test_openai(load_seeing: Callable[..., Engine], seeing: Callable[[str], Path], family: str) -> None:
+    with serving(load_seeing(family)) as client:
+        _ask_openai(client, seeing(family), family)
+
+
+def _ask_openai(client: httpx.Client, folder: Path, family: str) -> None:
     first: list[str | Image.Image] = ["what is in ", PICTURES[0], PICTURES[1], " this picture?"]
     asked = [{"role": "user", "content": [part(piece) for piece in first]}]
-    assert openai_answer(client, asked) == expected(folder, ("user", first))
+    assert openai_answer(client, asked) == expected(folder, ("user", first), family=family)
     said, again = "the lazy dog", ["and the quick brown ", PICTURES[2]]
     asked += [{"role": "assistant", "content": said}, {"role": "user", "content": [part(piece) for piece in again]}]
-    turns = expected(folder, ("user", first), ("assistant", [said]), ("user", again))
+    turns = expected(folder, ("user", first), ("assistant", [said]), ("user", again), family=family)
     assert openai_answer(client, asked) == turns
     counted = client.post("/tokenize", json={"model": "sees", "messages": asked}).raise_for_status().json()
     assert counted["count"] == turns[1]

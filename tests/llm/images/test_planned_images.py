@@ -10,6 +10,7 @@ import transformers
 from jax.sharding import Mesh
 
 from apps.llm.engine.executor_protocol import step_shapes
+from apps.llm.engine.images.encoding import EncodingSizes
 from apps.llm.engine.model.families.hugging_face import from_hf_config
 from apps.llm.engine.model.families.towers import tower_of
 from apps.plan.llm import architectures, known
@@ -17,6 +18,16 @@ from apps.plan.llm.program import StepPrograms
 from ray_configs.llm import EngineConfig
 
 MODEL = "Qwen/Qwen3.5-27B"
+
+SO400M = {
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "num_hidden_layers": 27,
+    "num_attention_heads": 16,
+    "image_size": 896,
+    "patch_size": 14,
+}
+"""Of Gemma 3, in transformers' convert_gemma3_weights.py."""
 
 
 def config(**changes: Any) -> EngineConfig:
@@ -31,6 +42,13 @@ def test_the_known_towers_are_those_of_transformers() -> None:
     mistral = "mistralai/Mistral-Small-3.1-24B-Base-2503"
     found = tower_of(transformers.Mistral3Config().to_dict(), {})
     assert known.TOWERS[mistral] == found == architectures.find(config(model=mistral)).arch.tower
+    gemma = "google/gemma-3-27b"
+    found = tower_of({"model_type": "gemma3", "vision_config": SO400M, "text_config": {"hidden_size": 5376}}, {})
+    planned = architectures.find(config(model=gemma))
+    assert known.TOWERS[gemma] == found == planned.arch.tower and planned.arch.sees_both_ways
+    assert found is not None and found.every == (16, 16)
+    with pytest.raises(ValueError, match="max_image_tokens is 255"):
+        EncodingSizes.of(config(model=gemma, max_image_tokens=255), planned.arch)
 
 
 def test_bytes() -> None:

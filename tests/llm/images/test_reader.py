@@ -42,7 +42,7 @@ def turned(image: Image.Image, orientation: int) -> bytes:
 
 def reader_of(folder: Path) -> ImageReader:
     limits = {name: SEES[name] for name in ("image_tokens", "max_image_tokens")}
-    found = ImageReader.of(Checkpoint(str(folder)), lambda token: seeing_models.MARKS[0], replace(SIZES, **limits))
+    found = ImageReader.of(Checkpoint(str(folder)), seeing_models.spelled, replace(SIZES, **limits))
     assert found is not None
     return found
 
@@ -86,11 +86,13 @@ def test_pixels(reader: ImageReader, tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_pixels_for_pixtral(seeing: Callable[[str], Path], tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("family", ["mistral3", "gemma3"])
+def test_pixels_in_squares(seeing: Callable[[str], Path], tmp_path: Path, family: str, name: str) -> None:
     (tmp_path / "image").write_bytes(FILES[name])
-    expected = seeing_models.processor("mistral3")(images=load_image(str(tmp_path / "image")))["pixel_values"][0]
-    (found,) = reader_of(seeing("mistral3")).read([sent(FILES[name])], lambda: None)
+    expected = seeing_models.processor(family)(images=load_image(str(tmp_path / "image")))["pixel_values"][0]
+    (found,) = reader_of(seeing(family)).read([sent(FILES[name])], lambda: None)
     rows, columns = found.grid
+    assert family != "gemma3" or found.grid == (4, 4)
     assert (rows * 8, columns * 8) == expected.shape[1:]
     patches = np.frombuffer(found.pixels, np.uint8).reshape(rows, columns, 2, 2, 3, 4, 4)
     bytes_ = patches.transpose(4, 0, 2, 5, 1, 3, 6).reshape(expected.shape).astype(np.float32)

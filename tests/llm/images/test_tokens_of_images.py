@@ -61,7 +61,7 @@ def models() -> Callable[[str], Any]:
 
 
 @pytest.mark.parametrize(
-    "family", ["qwen3_5", pytest.param("qwen3_5_moe", marks=pytest.mark.slow), "qwen2_5_vl", "mistral3"]
+    "family", ["qwen3_5", pytest.param("qwen3_5_moe", marks=pytest.mark.slow), "qwen2_5_vl", "mistral3", "gemma3"]
 )
 def test_alone_and_in_company(load_seeing: Load, models: Callable[[str], Any], family: str) -> None:
     """Prompts are computed in chunks of 16 tokens, which begin and end within images."""
@@ -90,33 +90,51 @@ def test_images_wait_for_room(load_seeing: Load, models: Callable[[str], Any]) -
 
 
 @pytest.mark.slow
-def test_preempted_prompts_see_again(load_seeing: Load, models: Callable[[str], Any]) -> None:
-    engine = load_seeing(pages=21, prefix_cache=False)
-    asked = [Asked([scene(seed, 64, 48)], [[5, seed], [8, 9]]) for seed in range(30, 35)]
+@pytest.mark.parametrize("family, pages", [("qwen3_5", 21), ("gemma3", 17)])
+def test_preempted_prompts_see_again(load_seeing: Load, models: Callable[[str], Any], family: str, pages: int) -> None:
+    engine = load_seeing(family, pages=pages, max_model_len=240, prefix_cache=False)
+    asked = [Asked([scene(seed, 64, 48)], [[5, seed], [8, 9]], family) for seed in range(30, 35)]
     generations = [each.submit(engine, max_tokens=60) for each in asked]
     answers = [ids(read(generation)[0]) for generation in generations]
     assert engine.stats().preemptions > 0
     for each, answer in zip(asked, answers):
-        assert answer[:ANSWER] == each.expected(models("qwen3_5"))
+        assert answer[:ANSWER] == each.expected(models(family))
 
 
+def test_a_prefix_may_end_within_an_image(load_seeing: Load, models: Callable[[str], Any]) -> None:
+    """Whose tokens in the cache have seen those that are not: pages of 8, and images of 16."""
+    engine = load_seeing("gemma3", page_size=8)
+    texts = [[5, 6, 7], [8, 9, 10], [11, 12, 13]]
+    pictures = [scene(seed, 40, 40) for seed in (90, 91)]
+    one, other = Asked(pictures, texts, "gemma3"), Asked([pictures[0]], texts[:2], "gemma3")
+    for asked in (one, other, one):
+        before = engine.stats().prefix_hit_tokens
+        assert asked.answer(engine) == asked.expected(models("gemma3"))
+        hit = engine.stats().prefix_hit_tokens - before
+    assert hit == 40, "the second image has the tokens from 25 to 41"
+    again = Asked(pictures, [*texts[:2], []], "gemma3")
+    for _ in range(2):
+        assert again.answer(engine) == again.expected(models("gemma3"))
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "gemma3"])
 def test_the_same_image_is_encoded_once_and_its_prefix_shared(
-    load_seeing: Load, monkeypatch: pytest.MonkeyPatch
+    load_seeing: Load, monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
     """Different images with the same text share nothing, as vLLM's `extra_keys` of a block's hash have it."""
     monkeypatch.setattr(reuse, "WORTH", 16)  # as long as 256 tokens, a state is not kept
-    engine = load_seeing(image_tokens=200)
+    engine = load_seeing(family, image_tokens=200)
     images = engine.tokens.loops[0].stepper.scheduler.images
-    one, other = (Asked([scene(seed, 64, 64)], [[5, 6, 7], [8, 9]]) for seed in (40, 41))
+    one, other = (Asked([scene(seed, 64, 64)], [[5, 6, 7], [8, 9]], family) for seed in (40, 41))
     first = one.answer(engine)
     assert one.answer(engine) == first and images.encodings == 1
     hits = engine.stats().prefix_hit_tokens
     assert other.answer(engine) != first
     assert engine.stats().prefix_hit_tokens == hits and images.encodings == 2
-    followed = Asked(one.images, [[5, 6, 7], [8, 9, 50, 51]])
+    followed = Asked(one.images, [[5, 6, 7], [8, 9, 50, 51]], family)
     followed.answer(engine)
     followed.answer(engine)
-    assert engine.stats().prefix_hit_tokens >= hits + 64
+    assert engine.stats().prefix_hit_tokens >= hits + (64 if family == "qwen3_5" else 16)
     assert images.encodings == 2
 
 
@@ -132,9 +150,10 @@ def test_who_sent_an_image_is_nobody_elses_business(load_seeing: Load) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen3_5", "gemma3"])
 @pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 1.0, "seed": 5}])
-def test_an_answer_goes_on_from_any_of_its_tokens(load_seeing: Load, sampling: dict[str, Any]) -> None:
-    engine, asked = load_seeing(), ASKED["several"]
+def test_an_answer_goes_on_from_any_of_its_tokens(load_seeing: Load, sampling: dict[str, Any], family: str) -> None:
+    engine, asked = load_seeing(family), replace(ASKED["several"], family=family)
     whole = ids(read(asked.submit(engine, **sampling))[0])
     params = SamplingParams(max_tokens=ANSWER, min_tokens=ANSWER, **sampling)
     for cut in range(1, ANSWER):

@@ -11,7 +11,9 @@ import transformers
 from apps.llm.engine.model.families.hugging_face import from_hf_config
 from apps.llm.engine.model.families.towers import tower_of
 from apps.llm.engine.model.rope import UnsupportedModel
-from apps.llm.engine.model.towers.spec import QwenVision
+from apps.llm.engine.model.towers.siglip import SiglipTower
+from apps.llm.engine.model.towers.spec import QwenVision, SiglipVision
+from apps.llm.engine.weights.checkpoint import Checkpoint, _canonical_name
 from apps.llm.text import Engine, EngineConfig
 from tests.llm.engine import tiny_models
 from tests.llm.images import seeing_models
@@ -74,7 +76,39 @@ def test_towers_that_are_not_supported(changes: dict[str, Any], said: str) -> No
         tower_of(config | {"vision_config": config["vision_config"] | changes}, {})
 
 
-@pytest.mark.parametrize("family", ["qwen3_5", "qwen2_5_vl", "mistral3"])
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"mm_tokens_per_image": 15}, "do not pool to a square of tokens"),
+        ({"vision_config": seeing_models.SIGLIP | {"image_size": 30}}, "image_size 30 with patch_size 4 are not"),
+        ({"vision_config": seeing_models.SIGLIP | {"hidden_act": "relu"}}, "hidden_act 'relu' is not supported"),
+    ],
+)
+def test_gemmas_towers_that_are_not_supported(changes: dict[str, Any], said: str) -> None:
+    config = seeing_models.make("gemma3").config.to_dict()
+    assert isinstance(tower_of(config, {}), SiglipVision)
+    with pytest.raises(UnsupportedModel, match=said):
+        tower_of(config | changes, {})
+    with pytest.raises(UnsupportedModel, match="do_pan_and_scan is not supported"):
+        tower_of(config, {"do_pan_and_scan": True})
+
+
+def test_an_image_has_room_in_one_step(seeing: Callable[[str], Path]) -> None:
+    """Beside a token of each of seven others."""
+    settings = tiny_models.SMALL | SEES | {"max_step_tokens": 22}
+    with pytest.raises(ValueError, match=r"max_step_tokens is 22, .* raise it to 23 at least"):
+        Engine.load(EngineConfig(model=str(seeing("gemma3")), **settings))
+
+
+def test_names_of_the_hubs_files(seeing: Callable[[str], Path]) -> None:
+    """Gemma 3's there have SigLIP's own prefix. Source: convert_gemma3_weights.py in transformers."""
+    declared = SiglipTower(tower_of(seeing_models.make("gemma3").config.to_dict(), {}), 1).declare()
+    (name,) = {source.tensor for source in declared["patch"].source}
+    assert name in Checkpoint(str(seeing("gemma3"))).tensors
+    assert _canonical_name(name.replace("model.vision_tower.", "vision_tower.vision_model.")) == name
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen2_5_vl", "mistral3", "gemma3"])
 def test_what_a_processors_file_leaves_out_is_transformers_default(family: str) -> None:
     config = seeing_models.make(family).config.to_dict()
     processor = type(seeing_models.processor(family))()

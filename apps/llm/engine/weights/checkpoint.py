@@ -39,13 +39,15 @@ DECODER_PREFIXES = {
     "model.language_model.": "model.",
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
+    **dict.fromkeys(("vision_tower.vision_model.", "model.vision_tower.vision_model."), "model.vision_tower."),
     **{name: f"model.{name}" for name in ("layers.", "embed_tokens.", "norm.")},
     **{name: f"model.{name}" for name in ("visual.", "vision_tower.", "multi_modal_projector.")},
 }
 """How tensors begin elsewhere, and in a checkpoint of a causal language model, or of one that transformers has saved.
 
-Beside a vision tower transformers writes `language_model.`; the first is how it names them in memory. The next
-three are those of a model without a head, such as one for embeddings (Qwen3-Embedding), the last those of towers.
+Beside a vision tower transformers writes `language_model.`; the first is how it names them in memory. The fourth is
+that of SigLIP's tower in Gemma 3's files, which transformers writes without its second part. The next three are those
+of a model without a head, such as one for embeddings (Qwen3-Embedding), the last those of towers.
 """
 OF_DECODER = "model.layers.", "model.embed_tokens", "model.per_layer_", "model.norm.", "lm_head."
 EMBEDDINGS, HEAD, CLASSIFIER = "model.embed_tokens.weight", "lm_head.weight", "score.weight"

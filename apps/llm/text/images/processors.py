@@ -1,6 +1,6 @@
 """Transformers' image processors: a model's patches of an image, and what stands for it in a text."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -10,6 +10,10 @@ if TYPE_CHECKING:
 
 TYPES = "image_processor_type", "processor_class"
 """Fields that are no settings of a processor."""
+
+
+Spelling = Callable[[int], str | None]
+"""A token's text by its id; None: there is no such token."""
 
 
 class CutImage(NamedTuple):
@@ -25,6 +29,10 @@ class ImageProcessor(Protocol):
     breaks: int
     """Tokens after each row, which show nothing of an image."""
 
+    @property
+    def mark(self) -> str | None:
+        """What stands for an image in a rendered chat; None: its token."""
+
     def patches(self, image: "Image", most: int) -> CutImage:
         """The patches of an image that is scaled to at most so many tokens, or as far as the model's files say.
 
@@ -36,14 +44,14 @@ class ImageProcessor(Protocol):
         """What stands for an image in a prompt.
 
         Args:
-            token: what stands for one of its tokens, and in a rendered chat for all of it.
+            token: what stands for one of its tokens.
         """
 
 
 class QwenProcessor:
     """Source: Qwen2VLImageProcessorPil and Qwen3VLProcessor."""
 
-    breaks = 0
+    breaks, mark = 0, None
 
     def __init__(self, settings: Mapping[str, Any]):
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
@@ -75,7 +83,7 @@ class PixtralProcessor:
         processor: of processor_config.json.
     """
 
-    breaks = 1
+    breaks, mark = 1, None
 
     def __init__(self, settings: Mapping[str, Any], config: Mapping[str, Any], processor: Mapping[str, Any]):
         from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
@@ -90,10 +98,7 @@ class PixtralProcessor:
         side, edge = self._patch * self._merge, self._longest_edge(image, most)
         size, patch = {"longest_edge": edge}, {"height": side, "width": side}
         given = self._processor(images=image, size=size, patch_size=patch, do_rescale=False, do_normalize=False)
-        pixels = np.asarray(given["pixel_values"])[0].astype(np.uint8)
-        rows, columns = pixels.shape[1] // side, pixels.shape[2] // side
-        squares = pixels.reshape(3, rows, self._merge, self._patch, columns, self._merge, self._patch)
-        return CutImage((rows, columns), squares.transpose(1, 4, 2, 5, 0, 3, 6).tobytes())
+        return _cut(np.asarray(given["pixel_values"])[0], self._patch, self._merge)
 
     def _longest_edge(self, image: "Image", most: int) -> int:
         """The longest that leaves the image with at most so many tokens."""
@@ -113,14 +118,74 @@ class PixtralProcessor:
         return (row + self._break) * (grid[0] - 1) + row + self._end
 
 
+class Gemma3Processor:
+    """Source: Gemma3ImageProcessorPil and Gemma3Processor.
+
+    Args:
+        config: of config.json.
+        spelling: of a token by its id.
+
+    Raises:
+        ValueError: the tokenizer has no marks of images, or images have another size than the tower's.
+    """
+
+    breaks = 0
+
+    def __init__(self, settings: Mapping[str, Any], config: Mapping[str, Any], spelling: Spelling):
+        from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+
+        self._processor = Gemma3ImageProcessorPil(**settings)
+        vision, size = config.get("vision_config") or {}, self._processor.size
+        self._patch, side = vision.get("patch_size", 16), vision.get("image_size", 224)
+        if (size["height"], size["width"]) != (side, side):
+            raise ValueError(f"preprocessor_config.json: size must be the vision_config's image_size, {side} by {side}")
+        self._merge = side // self._patch // round(config.get("mm_tokens_per_image", 256) ** 0.5)
+        self.mark, self._end = (
+            _spelled(config, ("boi_token_index", "boi_token_id"), 255_999, spelling),
+            _spelled(config, ("eoi_token_index", "eoi_token_id"), 256_000, spelling),
+        )
+
+    def patches(self, image: "Image", most: int) -> CutImage:
+        given = self._processor(images=image, do_rescale=False, do_normalize=False)
+        return _cut(np.asarray(given["pixel_values"])[0], self._patch, self._merge)
+
+    def written(self, token: str, grid: tuple[int, int]) -> str:
+        return f"\n\n{self.mark}{token * (grid[0] * grid[1])}{self._end}\n\n"
+
+
+def _spelled(config: Mapping[str, Any], names: Sequence[str], default: int, spelling: Spelling) -> str:
+    """A mark that config.json names by its id."""
+    token = next((config[name] for name in names if config.get(name) is not None), default)
+    if (written := spelling(token)) is None:
+        raise ValueError(f"config.json's {names[0]} {token} is no token of the tokenizer")
+    return written
+
+
+def _cut(pixels: np.ndarray, patch: int, merge: int) -> CutImage:
+    """An image's pixels `[channels, height, width]` in patches."""
+    pixels, side = pixels.astype(np.uint8), patch * merge
+    rows, columns = pixels.shape[1] // side, pixels.shape[2] // side
+    squares = pixels.reshape(3, rows, merge, patch, columns, merge, patch)
+    return CutImage((rows, columns), squares.transpose(1, 4, 2, 5, 0, 3, 6).tobytes())
+
+
 def processor_for(
-    config: Mapping[str, Any], settings: Mapping[str, Any], processor: Mapping[str, Any]
+    config: Mapping[str, Any], settings: Mapping[str, Any], processor: Mapping[str, Any], spelling: Spelling
 ) -> ImageProcessor:
     """The processor of a model whose tower is known.
 
     Args:
         config, processor: of config.json and processor_config.json.
         settings: how images become pixels, from the file that has it.
+        spelling: of the tokenizer's tokens by their ids.
+
+    Raises:
+        ValueError: the files do not fit together.
     """
     own = {name: value for name, value in settings.items() if name not in TYPES}
-    return PixtralProcessor(own, config, processor) if config["model_type"] == "mistral3" else QwenProcessor(own)
+    match config["model_type"]:
+        case "mistral3":
+            return PixtralProcessor(own, config, processor)
+        case "gemma3":
+            return Gemma3Processor(own, config, spelling)
+    return QwenProcessor(own)

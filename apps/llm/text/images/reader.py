@@ -42,7 +42,7 @@ class ImageReader:
     """Reads images for a model.
 
     Args:
-        token: what stands for an image in a prompt, as its chat template writes it, and its id.
+        token: what stands for one of an image's tokens in a prompt, and its id.
         sizes: of the engine.
         hosts: from which images are fetched.
     """
@@ -51,6 +51,7 @@ class ImageReader:
         self, processor: ImageProcessor, token: tuple[str, int], sizes: Capabilities, hosts: Sequence[str] = ()
     ):
         self._processor, (self._token, self._id) = processor, token
+        self._mark = processor.mark or self._token
         self._sizes, self._hosts = sizes, frozenset(hosts)
 
     @classmethod
@@ -70,7 +71,7 @@ class ImageReader:
         if written is None:
             raise ValueError(f"image_tokens: config.json's image_token_id {token!r} is no token of the tokenizer")
         beside = checkpoint.json("processor_config.json", required=False) or {}
-        processor = processor_for(config, checkpoint.image_processor(), beside)
+        processor = processor_for(config, checkpoint.image_processor(), beside, spelling)
         return cls(processor, (written, token), sizes, hosts)
 
     def read(self, sent: Sequence[SentImage], going: Callable[[], None]) -> list[ReadImage]:
@@ -124,13 +125,15 @@ class ImageReader:
         Raises:
             RequestError: the chat template shows other images, or a text has what stands for one.
         """
-        texts = prompt.split(self._token)
+        texts = prompt.split(self._mark)
         if len(texts) != len(images) + 1:
             raise RequestError(
                 "messages",
                 f"messages: the prompt has {len(texts) - 1} places for {len(images)} images: the model's chat "
-                f"template does not show them all, or a text has {self._token}, which stands for one",
+                f"template does not show them all, or a text has {self._mark}, which stands for one",
             )
+        if self._mark != self._token and self._token in prompt:
+            raise RequestError("messages", f"messages: a text has {self._token}, which stands for a part of an image")
         written = (self._processor.written(self._token, image.grid) for image in images)
         return texts[0] + "".join(places + text for places, text in zip(written, texts[1:]))
 

@@ -172,6 +172,7 @@ def _attention(config: Mapping[str, Any], family: str, need: Need) -> Attention:
         value_norm=replace(_norm(family, need), weighted=False) if family == "gemma4" else None,
         bias=qkv_bias or bias,
         output_bias=bias,
+        both_ways=family == "gemma3",
         sinks=family == "gpt_oss",
         fused=family == "phi3",
     )

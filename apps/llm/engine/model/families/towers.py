@@ -1,17 +1,19 @@
 """Reads a vision tower from a checkpoint's config.json, and how images become its input from its preprocessor's.
 
-Sources: Qwen3_5VisionConfig, Qwen2_5_VLVisionConfig, PixtralVisionConfig, Mistral3Config and their image processors in
-transformers.
+Sources: Qwen3_5VisionConfig, Qwen2_5_VLVisionConfig, PixtralVisionConfig, Mistral3Config, SiglipVisionConfig,
+Gemma3Config and their image processors in transformers.
 """
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from apps.llm.engine.model.rope import UnsupportedModel
-from apps.llm.engine.model.towers.spec import Pixels, PixtralVision, QwenVision, Tower, WindowedVision
+from apps.llm.engine.model.towers.spec import Pixels, PixtralVision, QwenVision, SiglipVision, Tower, WindowedVision
 
-SEEING = "qwen3_5", "qwen3_5_moe", "qwen2_5_vl", "mistral3"
+SEEING = "qwen3_5", "qwen3_5_moe", "qwen2_5_vl", "mistral3", "gemma3"
 """Families whose towers are known."""
+CLIP, SIGLIP = Pixels(), Pixels(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+"""What image processors do where their files say nothing: Gemma's are SigLIP's."""
 Need = Callable[..., int]
 """A field of the tower's config, a positive number."""
 
@@ -37,7 +39,7 @@ def tower_of(config: Mapping[str, Any], processor: Mapping[str, Any]) -> Tower |
             raise UnsupportedModel(f"config.json: vision_config.{name} must be a positive number, not {value!r}")
         return value
 
-    describe = {"mistral3": _pixtral, "qwen2_5_vl": _windowed}.get(family, _qwen)
+    describe = {"mistral3": _pixtral, "qwen2_5_vl": _windowed, "gemma3": _siglip}.get(family, _qwen)
     return describe(config, vision, processor, need)
 
 
@@ -115,8 +117,32 @@ def _pixtral(config: Mapping[str, Any], vision: Mapping[str, Any], processor: Ma
     )
 
 
-def _heads(need: Need, width: int, name: str) -> dict[str, int]:
-    width, heads = need("hidden_size", width), need(name, 16)
+def _siglip(config: Mapping[str, Any], vision: Mapping[str, Any], processor: Mapping[str, Any], need: Need) -> Tower:
+    if (activation := vision.get("hidden_act", "gelu_pytorch_tanh")) != "gelu_pytorch_tanh":
+        raise UnsupportedModel(f"config.json: vision_config.hidden_act {activation!r} is not supported")
+    if processor.get("do_pan_and_scan"):
+        raise UnsupportedModel("preprocessor_config.json: do_pan_and_scan is not supported: set it to false")
+    patch, size, tokens = need("patch_size", 16), need("image_size", 224), config.get("mm_tokens_per_image", 256)
+    side, row = size // patch, round(tokens**0.5)
+    if size % patch or row**2 != tokens or side % row:
+        said = f"mm_tokens_per_image {tokens} and vision_config.image_size {size} with patch_size {patch}"
+        raise UnsupportedModel(f"config.json: {said} are not supported: patches do not pool to a square of tokens")
+    return SiglipVision(
+        layers=need("num_hidden_layers", 12),
+        mlp_width=need("intermediate_size", 3072),
+        **_heads(need, 768, "num_attention_heads", 12),
+        out=(config.get("text_config") or {}).get("hidden_size", 2304),
+        patch=patch,
+        merge=side // row,
+        channels=need("num_channels", 3),
+        side=side,
+        eps=vision.get("layer_norm_eps", 1e-6),
+        pixels=_pixels(processor, SIGLIP),
+    )
+
+
+def _heads(need: Need, width: int, name: str, heads: int = 16) -> dict[str, int]:
+    width, heads = need("hidden_size", width), need(name, heads)
     if width % heads or width // heads % 4:
         raise UnsupportedModel(f"config.json: vision_config.hidden_size {width} does not split into {heads} heads")
     return {"width": width, "heads": heads}
@@ -126,8 +152,7 @@ def _theta(vision: Mapping[str, Any]) -> float:
     return float((vision.get("rope_parameters") or {}).get("rope_theta") or vision.get("rope_theta") or 10000.0)
 
 
-def _pixels(processor: Mapping[str, Any]) -> Pixels:
-    known = Pixels()
+def _pixels(processor: Mapping[str, Any], known: Pixels = CLIP) -> Pixels:
     factor = processor.get("rescale_factor", known.factor) if processor.get("do_rescale", True) else 1.0
     if not processor.get("do_normalize", True):
         return Pixels(factor, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))

@@ -6,10 +6,11 @@ import jax.numpy as jnp
 
 from apps.llm.engine.model.towers.pixtral import PixtralTower
 from apps.llm.engine.model.towers.qwen import QwenTower
-from apps.llm.engine.model.towers.spec import PixtralVision, QwenVision, Tower, WindowedVision
+from apps.llm.engine.model.towers.siglip import SiglipTower
+from apps.llm.engine.model.towers.spec import PixtralVision, QwenVision, SiglipVision, Tower, WindowedVision
 from apps.llm.engine.model.towers.windowed import WindowedTower
 
-AnyTower = QwenTower | WindowedTower | PixtralTower
+AnyTower = QwenTower | WindowedTower | PixtralTower | SiglipTower
 
 
 def tower_for(spec: Tower, devices: int, dtype: Any = jnp.float32) -> AnyTower:
@@ -20,4 +21,6 @@ def tower_for(spec: Tower, devices: int, dtype: Any = jnp.float32) -> AnyTower:
             return WindowedTower(spec, devices, dtype)
         case PixtralVision():
             return PixtralTower(spec, devices, dtype)
+        case SiglipVision():
+            return SiglipTower(spec, devices, dtype)
     raise TypeError(f"no tower is made of a {type(spec).__name__}")

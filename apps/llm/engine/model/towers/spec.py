@@ -8,7 +8,7 @@ from typing import Literal
 class Pixels:
     """How an image's bytes become numbers: `(byte * factor - mean) / std` of each channel.
 
-    The defaults are CLIP's, which the image processors of all these towers have where their files say nothing.
+    The defaults are CLIP's, which most image processors of these towers have where their files say nothing.
     """
 
     factor: float = 1 / 255
@@ -35,6 +35,11 @@ class Tower:
     def breaks(self) -> int:
         """Tokens of a prompt after each row of an image's, which show nothing of it."""
         return 0
+
+    @property
+    def every(self) -> tuple[int, int] | None:
+        """Rows and columns of tokens that each image has; None: they follow from its size."""
+        return None
 
     @property
     def bytes_a_patch(self) -> int:
@@ -112,3 +117,19 @@ class PixtralVision(Tower):
     def _around(self) -> int:
         merging = self.width * self.width * self.patches_a_token
         return merging + self.out * (self.width + self.out) + self.width * self.bytes_a_patch
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiglipVision(Tower):
+    """SigLIP's, with Gemma 3's pooling and projector."""
+
+    side: int  # patches along each side of every image
+    eps: float
+
+    @property
+    def every(self) -> tuple[int, int]:
+        return self.side // self.merge, self.side // self.merge
+
+    @property
+    def _around(self) -> int:
+        return self.width * (self.bytes_a_patch + self.side**2 + self.out)
