@@ -216,6 +216,17 @@ def inputs(images: Sequence[Image.Image], ids: Sequence[int], family: str) -> di
 
 def greedy(model: Any, images: Sequence[Image.Image], ids: Sequence[int], count: int) -> list[int]:
     """Transformers' likeliest tokens after these."""
+    return _generated(model, images, ids, count).sequences[0, len(ids) :].tolist()
+
+
+def log_probabilities(model: Any, images: Sequence[Image.Image], ids: Sequence[int], count: int) -> np.ndarray:
+    """Those of the likeliest tokens."""
+    made = _generated(model, images, ids, count)
+    every = torch.cat(made.logits).log_softmax(dim=-1)
+    return every[range(count), made.sequences[0, len(ids) :]].numpy()
+
+
+def _generated(model: Any, images: Sequence[Image.Image], ids: Sequence[int], count: int) -> Any:
     given = inputs(images, ids, model.config.model_type)
-    made = model.generate(**given, do_sample=False, max_new_tokens=count, min_new_tokens=count)
-    return made[0, len(ids) :].tolist()
+    many = {"max_new_tokens": count, "min_new_tokens": count}
+    return model.generate(**given, **many, do_sample=False, output_logits=True, return_dict_in_generate=True)
