@@ -79,6 +79,14 @@ def test_an_fp8_cache_compiles_for_tpu_slices(topology: str) -> None:
     assert_one_cache(run(topology, *steps), *steps, spare=1 / 2)
 
 
+@pytest.mark.tpu_compile
+def test_images_that_are_seen_both_ways_compile_for_a_tpu_slice() -> None:
+    """Over heads of 256 channels, whose cache has two parts, and over int8."""
+    pytest.importorskip("libtpu")
+    steps = "images:bfloat16:google/gemma-3-4b", "images:int8:google/gemma-3-27b"
+    assert_one_cache(run("v6e:2x2", *steps), *steps, devices=4)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("attention", ["auto", "xla"])
 @pytest.mark.parametrize("tokens", [64, 128])

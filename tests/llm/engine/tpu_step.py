@@ -43,7 +43,11 @@ FAMILIES = (
 )  # fmt: skip
 """Of each family in `apps.plan.llm.known`, one size that eight devices can split."""
 BATCH, PAGE, PAGES = 64, 32, 4096
-SHAPES = {"decode": StepShape(64, BATCH, 64), "prefill": StepShape(512, BATCH, 64)}
+SHAPES = {
+    "decode": StepShape(64, BATCH, 64),
+    "prefill": StepShape(512, BATCH, 64),
+    "images": StepShape(512, BATCH, 64, images=True, spans=True),
+}
 
 
 def few_layers(model: str) -> Architecture:
@@ -58,7 +62,7 @@ def few_layers(model: str) -> Architecture:
 def memory(arch: Architecture, mesh: Mesh, attention: str, kv_cache: str, shape: StepShape) -> dict[str, int]:
     """Bytes on each device of the compiled step, and of the KV cache among its arguments. Quantized: weights too."""
     weights = "none" if kv_cache == "none" else "int8"
-    sizes = {"page_size": PAGE, "max_batch_size": BATCH, "attention": attention}
+    sizes = {"page_size": PAGE, "max_batch_size": BATCH, "attention": attention, "image_tokens": 4096 * shape.images}
     config = EngineConfig(quantize_weights=weights, quantize_kv_cache=kv_cache, **sizes)
     programs = StepPrograms(config, arch, mesh, (shape,), PAGES)
     found = programs.lowered(shape).compile().memory_analysis()
@@ -76,5 +80,6 @@ if __name__ == "__main__":
     for wanted in sys.argv[2:]:
         step, dtype, *model = wanted.split(":")
         arch = few_layers(model[0]) if model else from_hf_config(LLAMA3)
+        arch = replace(arch, tower=known.TOWERS[model[0]] if SHAPES[step].images else None)
         found = memory(arch, mesh, "auto", {"bfloat16": "none"}.get(dtype, dtype), SHAPES[step])
         print(json.dumps(found | {"step": wanted, "devices": mesh.size}), flush=True)
