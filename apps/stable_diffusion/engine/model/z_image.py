@@ -91,7 +91,7 @@ class _Sequence(NamedTuple):
     """Tokens [n, positions, width], with what attention needs to know of them."""
 
     x: jax.Array
-    cos: jax.Array  # [n, positions, 1, head_dim / 2]
+    cos: jax.Array  # [n, positions, 1, head_dim], each twice: of both numbers of a pair
     sin: jax.Array
     seen: jax.Array  # [n, positions] bool
 
@@ -172,7 +172,7 @@ def _sequence(arch: ZImageArchitecture, x: jax.Array, coordinates: jax.Array, se
     for axis, dims in enumerate(arch.axes):
         frequencies = np.asarray(arch.theta ** -(np.arange(0, dims, 2) / dims), np.float32)
         each.append(coordinates[..., axis, None].astype(jnp.float32) * frequencies)
-    angles = jnp.concatenate(each, axis=-1)[:, :, None]
+    angles = jnp.concatenate(each, axis=-1)[:, :, None].repeat(2, axis=-1)
     return _Sequence(x, jnp.cos(angles), jnp.sin(angles), jnp.arange(x.shape[1])[None] < seen)
 
 
@@ -209,12 +209,14 @@ def _attention(w: NamedWeights, arch: ZImageArchitecture, tokens: _Sequence, att
 
 
 def _turned(w: NamedWeights, arch: ZImageArchitecture, x: jax.Array, tokens: _Sequence) -> jax.Array:
-    """Each head normed, and its pairs of neighbouring numbers turned by the token's place."""
-    heads = x.reshape(*x.shape[:2], arch.heads, -1)
-    heads = rms_norm(w, heads, HEAD_EPS).astype(jnp.float32)
-    first, second = heads[..., ::2], heads[..., 1::2]
-    turned = [first * tokens.cos - second * tokens.sin, first * tokens.sin + second * tokens.cos]
-    return jnp.stack(turned, axis=-1).reshape(x.shape).astype(x.dtype)
+    """Each head normed, and its pairs of neighbouring numbers turned by the token's place.
+
+    A neighbour is fetched by turning the whole axis: to take every second number would cross a TPU's lanes.
+    """
+    heads = rms_norm(w, x.reshape(*x.shape[:2], arch.heads, -1), HEAD_EPS).astype(jnp.float32)
+    even = jnp.arange(heads.shape[-1]) % 2 == 0
+    other = jnp.where(even, -jnp.roll(heads, -1, axis=-1), jnp.roll(heads, 1, axis=-1))
+    return (heads * tokens.cos + other * tokens.sin).reshape(x.shape).astype(x.dtype)
 
 
 def _centred(x: jax.Array) -> jax.Array:
