@@ -28,8 +28,6 @@ def split_loras(field: str, text: str) -> tuple[str, tuple[LoraUse, ...]]:
     """A prompt without its marks of LoRAs, and these: `<lora:name>`, `<lora:name:0.8>` for the text encoders and the
     denoiser, `<lora:name:0.5:0.8>` for each, `<lora:name:te=0.5:unet=0.8>`. `lyco` is an older word for `lora`.
 
-    Source read: `ExtraNetworkLora.activate` and `parse_prompt` in AUTOMATIC1111's web UI.
-
     Raises:
         RequestError: a weight is no number, or there is more than name and weights.
     """

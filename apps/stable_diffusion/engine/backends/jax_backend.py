@@ -13,8 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import Mesh
 
 from apps.arrays.program_cache import use_compile_cache
 from apps.arrays.programs import Key, ProgramSet
@@ -96,7 +95,6 @@ class JaxBackend:
         checkpoint = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
         devices = list(devices or jax.local_devices())
         kind, mesh = checkpoint.kind, Mesh(np.array(devices), ("data",))
-        self._everywhere = NamedSharding(mesh, P())
         self._dtype = np.dtype(jnp.dtype(dtype))
         flow = kind is Z_IMAGE
         tokenizing: Tokenizing = TemplatedPrompts(checkpoint) if flow else Tokenizers(checkpoint)
@@ -136,7 +134,9 @@ class JaxBackend:
         functions = self.programs.functions(self.sizes[0])
         entries = {name: weights.required(checkpoint, name, f, self._dtype) for name, f in functions.items()}
         texts = self.programs.encoder.loader(checkpoint)
-        loaded = {name: weights.load(checkpoint, e, self._dtype, self._everywhere) for name, e in entries.items()}
+        loaded = {
+            name: weights.load(checkpoint, e, self._dtype, self.programs.everywhere) for name, e in entries.items()
+        }
         return texts() | loaded
 
     def _with_loras(self, room: LoraRoom) -> tuple[KnownLoras, LoraPool]:

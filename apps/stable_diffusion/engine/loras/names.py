@@ -7,7 +7,7 @@
 - that of ComfyUI and others for transformers: `diffusion_model.`, the layer's name, then kohya's or PEFT's ends.
 
 Sources read: `_convert_non_diffusers_lora_to_diffusers`, `_convert_non_diffusers_z_image_lora_to_diffusers` and
-`convert_state_dict_to_peft` in diffusers, `create_network` in kohya's networks/lora.py.
+`convert_state_dict_to_peft` in diffusers.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Z-Image's transformer (Z-Image Team 2025, https://arxiv.org/abs/2511.22699; diffusers' `ZImageTransformer2DModel`).
+"""Z-Image's transformer (diffusers' `ZImageTransformer2DModel`).
 
 One stream: the picture's patches and the prompt's positions lie in one sequence, and every layer treats both alike. A
 few layers go over each of them alone before that. Lengths are filled up to multiples of 32 by learned tokens, which

@@ -13,7 +13,7 @@ import numpy as np
 from apps.arrays.model_folder import CheckpointError
 from apps.serving.errors import RequestError
 from apps.stable_diffusion.engine.request import Scheduler
-from apps.stable_diffusion.engine.scheduling.schedules import Course, Schedule, columns_of
+from apps.stable_diffusion.engine.scheduling.schedules import Course, Schedule, check_left, columns_of
 from apps.stable_diffusion.engine.scheduling.trained_noise import problem_in
 
 CLASS = "FlowMatchEulerDiscreteScheduler"
@@ -67,10 +67,7 @@ class FlowSchedule:
         begin = 0
         if strength is not None:
             begin = min(int(max(steps - min(steps * strength, steps), 0)), steps - min(min_steps, steps))
-            if begin == steps:
-                raise RequestError(
-                    "strength", f"strength {strength} of {steps} steps leaves none to run: raise either of them"
-                )
+            check_left(steps - begin, steps, strength)
         levels = np.append(self.levels(steps, latents), 0.0)
         here, there = levels[:-1], levels[1:]
         keep = there / here

@@ -135,10 +135,7 @@ class NoiseSchedule:
         begin = 0
         if strength is not None:
             begin = steps - min(max(int(steps * strength), min_steps), steps)
-            if begin == steps:
-                raise RequestError(
-                    "strength", f"strength {strength} of {steps} steps leaves none to run: raise either of them"
-                )
+            check_left(steps - begin, steps, strength)
         prediction = self._noise.get(scheduler, "prediction_type", "epsilon")
         make = {"ddim": self._ddim, "euler": self._euler, "euler-ancestral": self._ancestral}
         make |= {"dpm-solver++": self._dpm, "lcm": self._lcm}
@@ -260,6 +257,12 @@ def _variance_preserving(prediction: str, alpha: np.ndarray, sigma: np.ndarray) 
         "v_prediction": (alpha, -sigma),
         "sample": (np.zeros_like(alpha), np.ones_like(alpha)),
     }[prediction]
+
+
+def check_left(left: int, steps: int, strength: float) -> None:
+    """Raises RequestError if `strength` leaves no steps."""
+    if left == 0:
+        raise RequestError("strength", f"strength {strength} of {steps} steps leaves none to run: raise either of them")
 
 
 def columns_of(steps: int, **columns: np.ndarray) -> dict[str, np.ndarray]:

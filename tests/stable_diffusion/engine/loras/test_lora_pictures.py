@@ -96,6 +96,11 @@ def plain(checkpoint: Callable, tmp_path_factory: Any, compile_cache: str) -> St
 
 
 @pytest.fixture(scope="module")
+def second(checkpoint: Callable, tmp_path_factory: Any, compile_cache: str) -> Studio:
+    return studio(checkpoint("sd2"), "sd2", tmp_path_factory.mktemp("loras"), compile_cache)
+
+
+@pytest.fixture(scope="module")
 def xl(checkpoint: Callable, tmp_path_factory: Any, compile_cache: str) -> Studio:
     return studio(checkpoint("sdxl"), "sdxl", tmp_path_factory.mktemp("loras"), compile_cache)
 
@@ -121,7 +126,9 @@ def far(one: np.ndarray, other: np.ndarray) -> float:
     return float(np.abs(one - other).max())
 
 
-@pytest.mark.parametrize("family", ["plain", pytest.param("xl", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "family", ["plain", *(pytest.param(name, marks=pytest.mark.slow) for name in ("second", "xl"))]
+)
 def test_one_batch_of_three_combinations_as_diffusers(family: str, request: Any) -> None:
     made: Studio = request.getfixturevalue(family)
     together = made.make(*MIXED)
