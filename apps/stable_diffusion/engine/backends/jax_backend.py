@@ -200,10 +200,10 @@ class JaxBackend:
         if request.mask is not None:
             mask = self._arrays.put(denoiser.packed(plan.mask[..., None]))  # type: ignore[index]  # a request's mask is in its plan
             start_noise = self._arrays.put(denoiser.packed(noise))
-        slot, (prompt, negative, warnings) = self._with_combination(request)
         there = None if place is None else self._arrays.constant("place", size, lambda: place)
-        inputs = PictureInputs(prompt, negative, mask, original, start_noise, there)
         state = DenoisingState(latents, self._arrays.put(np.zeros(zeros.shape, np.float32)))
+        slot, (prompt, negative, warnings) = self._with_combination(request)  # last: nothing may fail with it in hand
+        inputs = PictureInputs(prompt, negative, mask, original, start_noise, there)
         return JaxPicture(request, warnings, plan, state, inputs, slot)
 
     def _with_combination(self, request: PictureRequest) -> tuple[int, tuple[Any, ...]]:
