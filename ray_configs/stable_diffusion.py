@@ -54,6 +54,9 @@ class StableDiffusionConfig(AppConfig):
     """Requests in flight at one replica; more wait in Serve's queue."""
     max_queued_requests: int = Field(128, ge=0)
     """Size of Serve's queue; one more request is refused with 503 and Retry-After."""
+    max_prompt_tokens: int = Field(75, ge=75, le=750, multiple_of=75)
+    """Tokens of a prompt that CLIP's text encoders read, 75 at a time, as in AUTOMATIC1111; what is beyond is dropped,
+    with a warning. Every picture's steps take as long as with a prompt of so many, so that all share a batch."""
     loras: dict[str, str] = Field(default_factory=dict)
     """LoRAs by name: each a safetensors file, or a folder with one, local, at an fsspec URL or on the hub (OWNER/NAME,
     OWNER/NAME/FILE). A prompt names one as `<lora:name:0.8>`, other requests in `loras`. On a command line:
@@ -98,6 +101,11 @@ class StableDiffusionConfig(AppConfig):
         if not sizes:
             raise ValueError("sizes must name at least one size, such as 512x512")
         return sizes
+
+    @property
+    def prompt_chunks(self) -> int:
+        """Chunks of 75 tokens that a prompt may have."""
+        return self.max_prompt_tokens // 75
 
     @property
     def has_loras(self) -> bool:

@@ -11,6 +11,7 @@ import numpy as np
 
 from apps.serving.errors import RequestError
 from apps.serving.stuck import StuckWatch
+from apps.stable_diffusion.engine.conditioning.emphasis import weighted_parts
 from apps.stable_diffusion.engine.engine import Engine, EngineStats
 from apps.stable_diffusion.engine.job import Finished, PictureJob, Preview, QueuePosition, Step
 from apps.stable_diffusion.engine.loras.known import KnownLoras
@@ -24,13 +25,28 @@ from ray_configs.stable_diffusion import StableDiffusionConfig
 T = TypeVar("T")
 Finish = Callable[[np.ndarray], np.ndarray]
 
-MAX_PROMPT = 32_000  # characters; the model reads the first 77 tokens
+MAX_PROMPT = 32_000  # characters; a model reads some hundred tokens of them at most
 
 
 def check_length(field: str, prompt: str) -> None:
     """Raises RequestError for a prompt that is too long. Before anything reads it: reading takes as long as it is."""
     if len(prompt) > MAX_PROMPT:
         raise RequestError(field, f"{field} has {len(prompt)} characters; it can have {MAX_PROMPT}")
+
+
+def check_emphasis(field: str, prompt: str, chunks: int) -> None:
+    """Raises RequestError for weights that cannot be read, or more parts than there are chunks for."""
+    try:
+        parts = weighted_parts(prompt)
+    except ValueError as error:
+        raise RequestError(field, f"{field}: {error}") from None
+    needed = 1 + sum(part.begins_chunk for part in parts)
+    if needed > chunks:
+        raise RequestError(
+            field,
+            f"{field} has {needed} parts between BREAKs, and this server reads {chunks}: leave BREAK out, or serve "
+            f"with max_prompt_tokens={75 * needed}",
+        )
 
 
 @dataclass(frozen=True)
@@ -41,6 +57,8 @@ class PicturesRequest:
     size: Size
     n: int = 1
     negative_prompt: str = ""
+    emphasis: bool = False
+    """Whether the prompts have AUTOMATIC1111's weights."""
     seed: int | None = None
     num_inference_steps: int | None = None
     guidance_scale: float | None = None
@@ -86,8 +104,10 @@ class FinishedPng:
     @property
     def notes(self) -> tuple[str, ...]:
         """The warnings, and one for prompts in AUTOMATIC1111's syntax: for dialects that do not speak it."""
-        texts = {"prompt": self.request.prompt, "negative_prompt": self.request.negative_prompt}
-        return (*self.warnings, *(note for field, text in texts.items() for note in marks(field, text)))
+        request = self.request
+        texts = {"prompt": request.prompt, "negative_prompt": request.negative_prompt}
+        own = (note for field, text in texts.items() for note in marks(field, text, request.emphasis))
+        return (*self.warnings, *own)
 
 
 News = QueuePosition | Step | PreviewPng | FinishedPng
@@ -139,6 +159,8 @@ class PictureModel:
             )
         for field in ("prompt", "negative_prompt"):
             check_length(field, getattr(wanted, field))
+            if wanted.emphasis:
+                check_emphasis(field, getattr(wanted, field), config.prompt_chunks)
         steps = config.num_inference_steps if wanted.num_inference_steps is None else wanted.num_inference_steps
         if steps > config.max_inference_steps:
             most = config.max_inference_steps
@@ -155,6 +177,7 @@ class PictureModel:
             scheduler=scheduler,
             karras=karras,
             negative_prompt=wanted.negative_prompt,
+            emphasis=wanted.emphasis,
             image=wanted.image,
             mask=wanted.mask,
             min_steps=wanted.min_steps,

@@ -1,26 +1,28 @@
-r"""AUTOMATIC1111's prompt syntax. Of it `<lora:name:1>` is built: the rest its dialect refuses, the others read letters
-and say so.
+r"""AUTOMATIC1111's prompt syntax, as far as it is more than weights (which `conditioning.emphasis` reads).
 
-There, `(red:1.5)`, `((red))`, `[red]`, `[red:blue:0.5]`, `[red|blue]`, `<hypernet:name:1>`, `AND` and `BREAK` do more
-than their letters. So does `(red)`, but only by a tenth, and a pair of parentheses is how people write prose: it is
-drawn as letters, with a warning. `\(` is the letter in AUTOMATIC1111 too.
+There, `[red:blue:0.5]`, `[red|blue]` change words between steps, `<hypernet:name:1>` names a network and `AND`
+combines prompts: they are refused. `<lora:name:1>` is built. Where a model's prompts have no weights, `(red:1.5)`,
+`((red))`, `[red]` and `BREAK` are refused too; `(red)` is not: there it weighs only a tenth more, and a pair of
+parentheses is how people write prose. Other dialects read weights if they are asked to, else letters, with a warning.
 """
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from apps.serving.errors import RequestError, shortened
 from apps.stable_diffusion.engine.request import LoraUse
 
 _WEIGHT = re.compile(r":\s*[+-]?[.\d]+\s*\)")
-_SYNTAX = (
-    (re.compile(r"<\w+:[^<>]+>"), "names a network"),
+_OTHER_NETWORK = (re.compile(r"<\w+:[^<>]+>"), "names a network")
+_EMPHASIS = (
     (re.compile(r"\(\s*\([^()]*\)?"), "gives words more weight"),
-    (re.compile(r"\[[^\]]*\]?"), "gives words less weight, or changes them between steps"),
+    (re.compile(r"\[[^\]]*\]?"), "gives words less weight"),
     (re.compile(r"\bBREAK\b"), "begins a new part of the prompt"),
 )
 _AND = (re.compile(r"\bAND\b"), "combines prompts")  # in a negative prompt it is a word
 _NETWORK = re.compile(r"<(\w+):([^<>]+)>")
+_STEP = re.compile(r":\s*[+-]?(?:\d+\.?\d*|\.\d+)\s*$")
 _ESCAPED = re.compile(r"\\([()\[\]\\])")
 
 
@@ -70,11 +72,18 @@ def with_loras(text: str, uses: Sequence[LoraUse]) -> str:
     return " ".join(filter(None, (text, *marks)))
 
 
-def check_syntax(field: str, text: str) -> None:
-    """Raises RequestError if AUTOMATIC1111 would read a part of this prompt as more than letters."""
+def check_syntax(field: str, text: str, emphasis: bool) -> None:
+    """Raises RequestError if AUTOMATIC1111 would read a part of this prompt as more than what is built.
+
+    Args:
+        emphasis: whether the model's prompts have weights.
+    """
     plain = _ESCAPED.sub("  ", text)  # of the same length, without those brackets
-    part, means = _weighted(plain, text), "gives words a weight"
-    for pattern, meaning in (*_SYNTAX, *([_AND] if field == "prompt" else ())):
+    part, means = _scheduled(plain, text), "changes words between steps"
+    if part is None and not emphasis:
+        part, means = _weighted(plain, text), "gives words a weight"
+    patterns = [_OTHER_NETWORK, *([] if emphasis else _EMPHASIS), *([_AND] if field == "prompt" else ())]
+    for pattern, meaning in patterns:
         if part is None and (found := pattern.search(plain)):
             part, means = text[found.start() : found.end()], meaning
     if part is not None:
@@ -90,24 +99,55 @@ def unescaped(text: str) -> str:
     return _ESCAPED.sub(r"\1", text)
 
 
-def marks(field: str, text: str) -> tuple[str, ...]:
-    """A warning if letters of a prompt look like a weight or a network."""
-    found = _SYNTAX[0][0].search(text)
-    return _as_letters(field, found[0] if found else _weighted(text, text))
+def marks(field: str, text: str, emphasis: bool) -> tuple[str, ...]:
+    """A warning if letters of a prompt look like a network, or a weight that is not read."""
+    found = _OTHER_NETWORK[0].search(text)
+    if found:
+        return _as_letters(field, found[0], "name LoRAs in loras")
+    return () if emphasis else _as_letters(field, _weighted(text, text), "emphasis: true reads weights")
 
 
 def bare_parentheses(field: str, text: str) -> tuple[str, ...]:
     """A warning if AUTOMATIC1111 would give words in parentheses, without a number, a tenth more weight."""
     plain = _ESCAPED.sub("  ", text)
     found = re.search(r"\([^()]+\)", plain)
-    return _as_letters(field, text[found.start() : found.end()] if found else None)
+    return _as_letters(
+        field, text[found.start() : found.end()] if found else None, "this model's prompts have no weights"
+    )
 
 
-def _as_letters(field: str, part: str | None) -> tuple[str, ...]:
-    if part is None:
-        return ()
-    means = "which is read as letters: weights are not built, and LoRAs are named in loras"
-    return (f"{field} has {shortened(part, 60)!r}, {means}",)
+def _as_letters(field: str, part: str | None, why: str) -> tuple[str, ...]:
+    return () if part is None else (f"{field} has {shortened(part, 60)!r}, which is read as letters: {why}",)
+
+
+def _scheduled(plain: str, text: str) -> str | None:
+    """The first `[red:blue:0.5]` or `[red|blue]`; `plain` is where brackets are looked for."""
+    opened: list[_Bracket] = []
+    for i, letter in enumerate(plain):
+        match letter:
+            case "(" | "[":
+                opened.append(_Bracket(letter, i, i))
+            case "|" if opened:
+                opened[-1].alternates = True
+            case ":" if opened:
+                opened[-1].colon = i
+            case ")" | "]" if opened and opened[-1].letter == "(["[letter == "]"]:
+                closed = opened.pop()
+                own = closed.letter == "["
+                if own and (closed.alternates or _STEP.match(plain[closed.colon : i])):
+                    return text[closed.start : i + 1]
+    return None
+
+
+@dataclass
+class _Bracket:
+    """One that is open."""
+
+    letter: str
+    start: int
+    colon: int
+    """The last one within it, and within no other."""
+    alternates: bool = False
 
 
 def _weighted(plain: str, text: str) -> str | None:

@@ -98,6 +98,7 @@ class PicturePrograms:
             attention="flash",
             dtype=dtype,
             guided=kind.guided(config.guidance_scale),
+            chunks=config.prompt_chunks,
         )
         forms = programs.forms(size)
         batches = tuple(count * slice.chips for count in workload.pictures)

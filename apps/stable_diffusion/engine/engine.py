@@ -88,6 +88,7 @@ class Engine(EngineThread):
             dtype=config.dtype,
             compile_cache=config.compile_cache,
             lora_room=room,
+            prompt_chunks=config.prompt_chunks,
             progress=_say,
         )
         if config.scheduler not in backend.schedulers:
@@ -108,7 +109,7 @@ class Engine(EngineThread):
             previews: how many previews of each picture, spread evenly over its steps.
 
         Raises:
-            RequestError: a size that the backend is not ready for, or an unknown LoRA.
+            RequestError: a size that the backend is not ready for, an unknown LoRA, or weights that it has not.
             QueueFull: `max_waiting` pictures wait already.
             EngineStopped: the loop has ended.
         """
@@ -119,6 +120,8 @@ class Engine(EngineThread):
         for request in requests:
             check_size((request.width, request.height), self.backend.sizes)
             self.backend.loras.combination(request.loras)
+            if request.emphasis and not self.backend.emphasis:
+                raise RequestError("emphasis", "emphasis: this model's prompts have no weights; leave it out")
         job, now = PictureJob(requests, previews, self, loop), time.monotonic()
         with self._lock:
             self.check_open()

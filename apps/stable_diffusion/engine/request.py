@@ -71,6 +71,8 @@ class PictureRequest:
     karras: bool = False
     """Noise levels as Karras et al. 2022 space them, whatever the checkpoint says; with those in KARRAS."""
     negative_prompt: str = ""
+    emphasis: bool = False
+    """The prompts are written as AUTOMATIC1111 reads them, with `(red:1.5)`, `[red]` and `BREAK`: see `emphasis`."""
     seed: int = field(default_factory=lambda: secrets.randbelow(MAX_SEED + 1))
     """Seeds `torch.Generator("cpu")`, which draws the start noise as in diffusers, on every backend."""
     image: np.ndarray | None = None

@@ -34,6 +34,7 @@ class ImagineQuery(Strict):
 
     prompt: str = ""
     negative_prompt: str = ""
+    emphasis: bool = Field(False, description="Read `(red:1.5)`, `[red]` and `BREAK` as AUTOMATIC1111 does.")
     size: str | None = None
     width: int | None = None
     height: int | None = None
@@ -97,6 +98,7 @@ def _wanted(model: PictureModel, query: ImagineQuery, stream: bool) -> PicturesR
         query.prompt,
         size,
         negative_prompt=query.negative_prompt,
+        emphasis=query.emphasis,
         seed=query.seed,
         num_inference_steps=query.num_inference_steps,
         guidance_scale=query.guidance_scale,

@@ -40,6 +40,8 @@ class GenerationBody(Body):
     partial_images: int | None = Field(None, ge=0, le=3)
     # Beyond OpenAI's:
     negative_prompt: str | None = None
+    emphasis: bool | None = None
+    """Read `(red:1.5)`, `[red]` and `BREAK` in the prompts as AUTOMATIC1111 does."""
     seed: int | None = None
     num_inference_steps: int | None = Field(None, validation_alias=AliasChoices("num_inference_steps", "steps"))
     guidance_scale: float | None = Field(None, allow_inf_nan=False)

@@ -32,9 +32,10 @@ def backend(checkpoint: Callable[[tiny_pictures.Family], Path], compile_cache: s
     """A backend that is ready, by its name and its checkpoint's family, in float32, for 32x32; of sd1 for three."""
 
     @cache
-    def ready(name: str, family: tiny_pictures.Family, guided: bool = True) -> Backend:
+    def ready(name: str, family: tiny_pictures.Family, guided: bool = True, prompt_chunks: int = 1) -> Backend:
         most = 3 if family == "sd1" else 1
         settings: dict[str, Any] = {"sizes": [(32, 32)], "max_batch_size": most, "guided": guided, "dtype": "float32"}
+        settings["prompt_chunks"] = prompt_chunks
         if name == "jax":
             made = JaxBackend(checkpoint(family), compile_cache=compile_cache, **settings)
         else:

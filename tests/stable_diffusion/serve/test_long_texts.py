@@ -22,7 +22,7 @@ def test_a_prompt_is_measured_before_it_is_read(studio, field):
     reply = httpx.post(f"{studio.url}/sdapi/v1/txt2img", json=body, timeout=60)
     assert reply.status_code == 400 and reply.json()["detail"].startswith(f"{field} has {len(WEIGHTED)} characters")
     short = httpx.post(f"{studio.url}/sdapi/v1/txt2img", json={**body, field: WEIGHTED[:20]}, timeout=60)
-    assert short.status_code == 400 and "(red:1.5)" in short.json()["detail"]
+    assert short.status_code == 200
 
 
 def test_the_first_weight_is_found_as_a_search_of_every_part_finds_it():
@@ -39,7 +39,7 @@ def test_the_first_weight_is_found_as_a_search_of_every_part_finds_it():
         text = "".join(draw.choice("(:1) a") for _ in range(draw.randrange(12)))
         if (part := oracle(text)) is not None:
             with pytest.raises(ValueError, match=re.escape(repr(part))):
-                check_syntax("prompt", text)
+                check_syntax("prompt", text, emphasis=False)
 
 
 def test_a_few_bytes_of_a_picture_are_not_many_texts(studio):

@@ -197,16 +197,15 @@ def test_transparent_pictures_are_on_white(studio):
     assert far_apart(seen, flat) <= 1
 
 
-SYNTAX = [
-    "a (red:1.5) circle", "a (red circle:.8)", "((red)) circle", "a [red] circle", "[red:blue:0.5] circle",
-    "[red::3] circle", "[red|blue] circle", "<hypernet:x:1> a", "red AND blue",
-    "red BREAK blue", "a (red (big) circle: 1.2 )",
-]  # fmt: skip
-PROSE = ["a circle (red)", "a poster (16 by 9): red, blue", "a clock at 10:30, wide", "salt and pepper, a coffee break",
-         "1 < 2 > 0", "a smile :)", r"miku \(vocaloid\)", r"a \[red\] circle", r"a \(red:1.5\) circle"]  # fmt: skip
+SYNTAX = ["[red:blue:0.5] circle", "[red::3] circle", "[red|blue] circle", "[a (red) cat:.5]", "<hypernet:x:1> a",
+          "red AND blue", "((red|white) [blue|green])"]  # fmt: skip
+WEIGHTED = ["a (red:1.5) circle", "a (red circle:.8)", "((red)) circle", "a [red] circle", "a photo (small): red",
+            "a (red (big) circle: 1.2 )", "a smile :)", "[red:blue] circle", "red|blue"]  # fmt: skip
+LETTERS = ["at 10:30, wide", "a coffee break", "1 < 2 > 0", r"miku \(vocaloid\)",
+           r"a \[red\] circle", r"a \(red:1.5\) circle"]  # fmt: skip
 
 
-def test_prompt_syntax_is_refused_and_prose_is_not(studio):
+def test_what_changes_words_between_steps_is_refused(studio):
     for prompt in SYNTAX:
         for field in ("prompt", *(["negative_prompt"] if "AND" not in prompt else [])):
             reply = post(studio, "txt2img", **{"prompt": "a cat", field: prompt})
@@ -215,13 +214,35 @@ def test_prompt_syntax_is_refused_and_prose_is_not(studio):
     assert "this server has no LoRA" in post(studio, "txt2img", prompt=network).json()["detail"]
     refused = post(studio, "txt2img", prompt="a cat", negative_prompt=network).json()["detail"]
     assert refused.startswith("negative_prompt has "), "networks are named in the prompt, as there"
-    for prompt in PROSE:
+
+
+def test_weights_are_read(studio):
+    """As in `conditioning/test_emphasis.py`; the other dialects read them when they are asked to."""
+    letters = drawn(studio, prompt="a red circle")
+    for prompt in WEIGHTED:
         reply = post(studio, "txt2img", prompt=prompt, steps=1)
         assert reply.status_code == 200, (prompt, reply.text)
-        warned = any("read as letters" in each for each in json.loads(reply.json()["info"])["warnings"])
-        assert warned == ("(" in prompt.replace("\\(", "")), prompt
-    letters = httpx.get(f"{studio.url}/imagine", params={"prompt": "(red)", "seed": 7, "num_inference_steps": 5})
-    assert far_apart(drawn(studio, prompt=r"\(red\)"), letters.content) <= 1
+        info = json.loads(reply.json()["info"])
+        assert info["warnings"] == [] and info["prompt"] == prompt and info["infotexts"][0].startswith(prompt)
+    for prompt in LETTERS:
+        assert json.loads(post(studio, "txt2img", prompt=prompt, steps=1).json()["info"])["warnings"] == []
+    weighted = drawn(studio, prompt="a (red:3) circle")
+    assert far_apart(weighted, letters) > 5
+    asked = {"prompt": "a (red:3) circle", "seed": 7, "num_inference_steps": 5}
+    assert far_apart(httpx.get(f"{studio.url}/imagine", params=asked | {"emphasis": "true"}).content, weighted) <= 1
+    body = {"prompt": "a (red:3) circle", "seed": 7, "steps": 5, "emphasis": True}
+    [image] = httpx.post(f"{studio.url}/v1/images/generations", json=body, timeout=60).json()["data"]
+    assert far_apart(base64.b64decode(image["b64_json"]), weighted) <= 1 and "warnings" not in image
+    plain = httpx.get(f"{studio.url}/imagine", params=asked | {"prompt": "(red)"})
+    assert far_apart(drawn(studio, prompt=r"\(red\)"), plain.content) <= 1
+    parts = post(studio, "txt2img", prompt="red BREAK blue").json()["detail"]
+    assert parts.startswith("prompt has 2 parts between BREAKs") and "max_prompt_tokens=150" in parts
+    negative = {"negative_prompt": "(a cat:1.2.3)"}
+    for reply in (
+        post(studio, "txt2img", prompt="a cat", **negative),
+        httpx.post(f"{studio.url}/v1/images/generations", json=body | negative, timeout=60),
+    ):
+        assert reply.status_code == 400 and "negative_prompt: the weight '1.2.3' is no number" in reply.text
 
 
 def test_other_dialects_say_that_they_read_letters(studio):

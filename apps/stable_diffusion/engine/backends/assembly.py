@@ -1,4 +1,4 @@
-"""Puts the programs of a pipeline together, from its components' configs alone."""
+"""Puts the parts of a pipeline together: its programs, from its components' configs alone, tokenizer and schedule."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,14 +9,20 @@ from jax.sharding import PartitionSpec as P
 
 from apps.arrays.model_folder import CheckpointError
 from apps.stable_diffusion.engine.backends.programs import Programs
+from apps.stable_diffusion.engine.conditioning.chat_prompts import TemplatedPrompts
 from apps.stable_diffusion.engine.conditioning.clip import ClipEncoder
+from apps.stable_diffusion.engine.conditioning.clip_tokens import ClipTokens
 from apps.stable_diffusion.engine.conditioning.interface import PromptEncoder
+from apps.stable_diffusion.engine.conditioning.prompts import Tokenizing
 from apps.stable_diffusion.engine.denoisers.interface import Denoiser
 from apps.stable_diffusion.engine.denoisers.unet import UNetDenoiser
 from apps.stable_diffusion.engine.denoisers.z_image import ZImageDenoiser
 from apps.stable_diffusion.engine.model import unet, vae, z_image
+from apps.stable_diffusion.engine.model.checkpoint import Checkpoint
 from apps.stable_diffusion.engine.model.pipelines import Z_IMAGE, PipelineKind
 from apps.stable_diffusion.engine.request import Size
+from apps.stable_diffusion.engine.scheduling.flow import FlowSchedule
+from apps.stable_diffusion.engine.scheduling.schedules import NoiseSchedule
 
 Configs = Mapping[str, Mapping[str, Any]]
 
@@ -31,17 +37,21 @@ def programs_of(
     attention: str,
     dtype: jnp.dtype,
     guided: bool,
+    chunks: int = 1,
 ) -> Programs:
     """The programs of a pipeline.
 
     Args:
         configs: component -> its config.
-        lengths: positions of a prompt in each text encoder.
+        lengths: positions of each text encoder.
+        chunks: of a prompt, at most, of so many positions: see `chunks`.
 
     Raises:
         CheckpointError: the model is not supported.
-        ValueError: it cannot make pictures of one of these sizes.
+        ValueError: it cannot make pictures of one of these sizes, or has no chunks.
     """
+    if chunks > 1 and not kind.emphasis:
+        raise ValueError(f"max_prompt_tokens is for CLIP's text encoders: leave it out for {kind.says}")
     pixels = vae.VaeArchitecture.of(configs["vae"])
     encoder: PromptEncoder
     denoiser: Denoiser
@@ -50,7 +60,7 @@ def programs_of(
         denoiser = ZImageDenoiser.of(z_image.ZImageArchitecture.of(configs["transformer"]), pixels.reduction, sizes)
     else:
         encoders = {name: configs[name] for name in kind.text_encoders}
-        encoder = ClipEncoder(encoders, lengths, dtype, NamedSharding(mesh, P()))
+        encoder = ClipEncoder(encoders, lengths, dtype, NamedSharding(mesh, P()), chunks)
         denoiser = UNetDenoiser(unet.UNetArchitecture.of(configs["unet"]), pixels.reduction)
     if pixels.latents != denoiser.channels:
         raise CheckpointError(
@@ -62,6 +72,19 @@ def programs_of(
         if width % side or height % side:
             raise ValueError(f"size {width}x{height}: this model needs multiples of {side}")
     return Programs(mesh, encoder, denoiser, pixels, attention, dtype, guided)
+
+
+def tokenizing_of(checkpoint: Checkpoint, chunks: int) -> Tokenizing:
+    """What makes its text encoders' inputs, of prompts of so many chunks at most. Raises CheckpointError."""
+    if checkpoint.kind is Z_IMAGE:
+        return TemplatedPrompts(checkpoint)
+    return ClipTokens(checkpoint, chunks)
+
+
+def schedule_of(checkpoint: Checkpoint) -> FlowSchedule | NoiseSchedule:
+    """Its noise levels. Raises CheckpointError."""
+    noise = checkpoint.scheduler_config
+    return FlowSchedule(noise) if checkpoint.kind is Z_IMAGE else NoiseSchedule(noise, checkpoint.is_xl)
 
 
 def _language(configs: Configs, length: int, mesh: Mesh, dtype: jnp.dtype) -> PromptEncoder:

@@ -45,6 +45,8 @@ class Backend(Protocol[PictureT]):
     """(width, height) in pixels that it is compiled for."""
     schedulers: tuple[Scheduler, ...]
     """Those that can serve the model."""
+    emphasis: bool
+    """Whether words of its prompts can have weights."""
     batch_sizes: tuple[int, ...]
     """Compiled batch sizes, ascending; a smaller batch is padded up to the next of them."""
 

@@ -24,6 +24,7 @@ def open_backend(
     dtype: str = "bfloat16",
     compile_cache: str | None = None,
     lora_room: LoraRoom | None = None,
+    prompt_chunks: int = 1,
     progress: Callable[[str, int, int, float], None] | None = None,
 ) -> Backend[Any]:
     """A backend that is ready: weights loaded, programs compiled.
@@ -34,6 +35,7 @@ def open_backend(
         guidance_scale: default of requests; if that is without guidance, they cannot use it.
         compile_cache: folder that keeps compiled programs (jax).
         lora_room: room for LoRAs (jax); None: there are none.
+        prompt_chunks: of a prompt, at most, for CLIP's text encoders.
         progress: called with (program, number done, total, its seconds) while compiling.
 
     Raises:
@@ -47,6 +49,7 @@ def open_backend(
         "max_batch_size": max_batch_size,
         "guided": checkpoint.kind.guided(guidance_scale),
         "dtype": dtype,
+        "prompt_chunks": prompt_chunks,
     }
     if chosen == "jax":
         from apps.stable_diffusion.engine.backends.jax_backend import JaxBackend

@@ -17,13 +17,12 @@ from jax.sharding import Mesh
 
 from apps.arrays.program_cache import use_compile_cache
 from apps.arrays.programs import Key, ProgramSet
-from apps.stable_diffusion.engine.backends.assembly import programs_of
+from apps.stable_diffusion.engine.backends.assembly import programs_of, schedule_of, tokenizing_of
 from apps.stable_diffusion.engine.backends.backend import Progress
 from apps.stable_diffusion.engine.backends.picture_arrays import PictureArrays, nhwc
 from apps.stable_diffusion.engine.backends.programs import DenoisingState, PictureInputs
-from apps.stable_diffusion.engine.conditioning.chat_prompts import TemplatedPrompts
 from apps.stable_diffusion.engine.conditioning.interface import EncodedPrompt
-from apps.stable_diffusion.engine.conditioning.prompts import REMEMBERED, Prompts, Tokenizers, Tokenizing
+from apps.stable_diffusion.engine.conditioning.prompts import REMEMBERED, Prompts
 from apps.stable_diffusion.engine.denoisers.unet import UNetDenoiser
 from apps.stable_diffusion.engine.ldm.unet_names import UNetNames
 from apps.stable_diffusion.engine.loras.known import NO_LORAS, Combination, KnownLoras
@@ -33,10 +32,7 @@ from apps.stable_diffusion.engine.loras.pool import LoraPool
 from apps.stable_diffusion.engine.loras.room import LoraRoom
 from apps.stable_diffusion.engine.model import weights
 from apps.stable_diffusion.engine.model.checkpoint import Checkpoint
-from apps.stable_diffusion.engine.model.pipelines import Z_IMAGE
 from apps.stable_diffusion.engine.request import PictureRequest, Size
-from apps.stable_diffusion.engine.scheduling.flow import FlowSchedule
-from apps.stable_diffusion.engine.scheduling.schedules import NoiseSchedule
 from apps.stable_diffusion.engine.scheduling.trajectory import (
     RESTING,
     Planner,
@@ -70,6 +66,7 @@ class JaxBackend:
         devices: default: all of this process.
         attention: xla or flash, see `attention.attend`; default: flash on TPU.
         lora_room: room for LoRAs; None: the programs have none.
+        prompt_chunks: of a prompt, at most, for CLIP: see `chunks`.
 
     Raises:
         CheckpointError: the checkpoint cannot be read or is of another kind.
@@ -90,14 +87,14 @@ class JaxBackend:
         attention: str | None = None,
         compile_cache: str | None = None,
         lora_room: LoraRoom | None = None,
+        prompt_chunks: int = 1,
     ) -> None:
         use_compile_cache(compile_cache)
         checkpoint = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
         devices = list(devices or jax.local_devices())
         kind, mesh = checkpoint.kind, Mesh(np.array(devices), ("data",))
         self._dtype = np.dtype(jnp.dtype(dtype))
-        flow = kind is Z_IMAGE
-        tokenizing: Tokenizing = TemplatedPrompts(checkpoint) if flow else Tokenizers(checkpoint)
+        tokenizing, schedule = tokenizing_of(checkpoint, prompt_chunks), schedule_of(checkpoint)
         self.sizes = tuple(sizes)
         self.programs = programs_of(
             kind,
@@ -108,11 +105,10 @@ class JaxBackend:
             attention=attention or ("flash" if devices[0].platform == "tpu" else "xla"),
             dtype=self._dtype,
             guided=guided,
+            chunks=prompt_chunks,
         )
-        noise = checkpoint.scheduler_config
-        schedule = FlowSchedule(noise) if flow else NoiseSchedule(noise, checkpoint.is_xl)
         pixels = self.programs.vae
-        self.schedulers = schedule.schedulers
+        self.schedulers, self.emphasis = schedule.schedulers, kind.emphasis
         self._planner = Planner(pixels.reduction, pixels.latents, guided, kind.no_guidance, schedule)
         self.batch_sizes = batch_sizes(max_batch_size, len(devices), passes=2 if guided else 1)
         self.device = devices[0].device_kind + (f" x{len(devices)}" if len(devices) > 1 else "")
@@ -278,10 +274,10 @@ class JaxBackend:
         """See `Backend.group`."""
         return self.programs.denoiser.group(size)
 
-    def _encode_text(self, ids: tuple[np.ndarray, ...], combination: Combination = NO_LORAS) -> EncodedPrompt:
+    def _encode_text(self, inputs: tuple[np.ndarray, ...], combination: Combination = NO_LORAS) -> EncodedPrompt:
         arrays = {name: self._weights[name] for name in self.programs.encoder.components}
         loras = [] if self._lora_pool is None else [self._lora_pool.of_texts(combination)]
-        return self._compiled["text",](arrays, tuple(map(self._arrays.put, ids)), *loras)
+        return self._compiled["text",](arrays, tuple(map(self._arrays.put, inputs)), *loras)
 
     def _zeros_like(self, prompt: EncodedPrompt) -> EncodedPrompt:
         return jax.tree.map(lambda array: self._arrays.put(np.zeros(array.shape, array.dtype)), prompt)

@@ -26,7 +26,8 @@ import torch
 from apps.stable_diffusion.engine.backends import torch_devices
 from apps.stable_diffusion.engine.backends.backend import Progress
 from apps.stable_diffusion.engine.backends.torch_networks import TorchNetworks, TorchText
-from apps.stable_diffusion.engine.conditioning.prompts import Prompts, Tokenizers
+from apps.stable_diffusion.engine.conditioning.clip_tokens import ClipTokens
+from apps.stable_diffusion.engine.conditioning.prompts import Prompts
 from apps.stable_diffusion.engine.loras.known import KnownLoras
 from apps.stable_diffusion.engine.model.checkpoint import Checkpoint, refuse_others
 from apps.stable_diffusion.engine.request import PictureRequest, Size
@@ -82,6 +83,7 @@ class TorchBackend:
         guided: bool = True,
         dtype: str = "bfloat16",
         device: str | None = None,
+        prompt_chunks: int = 1,
     ) -> None:
         checkpoint = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
         self._xla = device is not None and device.startswith("xla")
@@ -100,13 +102,12 @@ class TorchBackend:
         for width, height in self.sizes:
             if width % reduction or height % reduction:
                 raise ValueError(f"size {width}x{height}: this model needs multiples of {reduction}")
-        self.schedulers = schedule.schedulers
+        self.schedulers, self.emphasis = schedule.schedulers, checkpoint.kind.emphasis
         self._planner = Planner(reduction, CHANNELS, guided, checkpoint.kind.no_guidance, schedule)
         self.batch_sizes = batch_sizes(max_batch_size)
         self._is_xl = checkpoint.is_xl
-        self._prompts = Prompts(
-            checkpoint, Tokenizers(checkpoint), guided, self._encode_text, lambda text: text.map(torch.zeros_like)
-        )
+        tokens = ClipTokens(checkpoint, prompt_chunks)
+        self._prompts = Prompts(checkpoint, tokens, guided, self._encode_text, lambda text: text.map(torch.zeros_like))
         self.loras = KnownLoras()
         self._fillers: dict[tuple[int, int], list[TorchPicture]] = {}
         self._sync()
@@ -170,14 +171,14 @@ class TorchBackend:
         check_batch([picture.plan for picture in pictures], groups, steps, self.batch_sizes[-1])
         b = next(b for b in self.batch_sizes if b >= len(pictures)) if self._xla else len(pictures)
         batch = [*pictures, *self._filled_up(pictures[0].request, b - len(pictures))]
-        texts, more = self._conditioning(batch)
+        texts = self._conditioning(batch)
         latents, estimate = (torch.cat([getattr(p, name) for p in batch]) for name in ("latents", "estimate"))
         kept = self._kept(batch)
         self._sync()
         for _ in range(steps):
             rows = np.stack([p.plan.next_coefficients() for p in pictures] + [RESTING] * (b - len(pictures)))
             coefficients, noise = torch.from_numpy(rows).to(self._device), self._noise(pictures, b)
-            latents, estimate = self._step(latents, estimate, coefficients, noise, texts, more, kept)
+            latents, estimate = self._step(latents, estimate, coefficients, noise, texts, kept)
             self._sync()
             for picture in pictures:
                 picture.plan.steps_done += 1
@@ -210,17 +211,20 @@ class TorchBackend:
 
     # -- parts of a step ----------------------------------------------------------------------------------------
 
-    def _conditioning(self, batch: Sequence[TorchPicture]) -> tuple[torch.Tensor, dict[str, torch.Tensor] | None]:
-        """Contexts [n, positions, d] and XL's additional conditioning, all negative prompts before all prompts."""
+    def _conditioning(self, batch: Sequence[TorchPicture]) -> dict[str, Any]:
+        """The UNet's arguments that say what is drawn, all negative prompts before all prompts."""
         negatives = [p.negative for p in batch if p.negative is not None] if self._guided else []
         texts = [*negatives, *(p.prompt for p in batch)]
-        context = torch.cat([text.context for text in texts])
-        if not self._is_xl:
-            return context, None
-        request = batch[0].request
-        sizes = [request.height, request.width, 0, 0, request.height, request.width]
-        ids = torch.tensor([sizes] * len(texts), dtype=self._dtype).to(self._device)
-        return context, {"text_embeds": torch.cat([text.pooled for text in texts]), "time_ids": ids}
+        found: dict[str, Any] = {"encoder_hidden_states": torch.cat([text.context for text in texts])}
+        if texts[0].seen is not None:
+            found["encoder_attention_mask"] = torch.cat([text.seen for text in texts])
+        if self._is_xl:
+            request = batch[0].request
+            sizes = [request.height, request.width, 0, 0, request.height, request.width]
+            ids = torch.tensor([sizes] * len(texts), dtype=self._dtype).to(self._device)
+            pooled = torch.cat([text.pooled for text in texts])
+            found["added_cond_kwargs"] = {"text_embeds": pooled, "time_ids": ids}
+        return found
 
     def _step(
         self,
@@ -228,14 +232,13 @@ class TorchBackend:
         estimate: torch.Tensor,
         coefficients: torch.Tensor,
         noise: torch.Tensor | None,
-        context: torch.Tensor,
-        more: dict[str, torch.Tensor] | None,
+        texts: dict[str, Any],
         kept: KeptRegion | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The next latents and estimates. `coefficients` has each picture's `next_coefficients`."""
         step = StepCoefficients(*(coefficients[:, i, None, None, None] for i in range(COLUMNS)))
         guidance = coefficients[:, COLUMNS, None, None, None]
-        out = self._networks.predict(step.scale * latents, coefficients[:, 0], guidance, context, more)
+        out = self._networks.predict(step.scale * latents, coefficients[:, 0], guidance, texts)
         before, estimate = estimate, step.from_sample * latents + step.from_output * out
         latents = step.keep * latents + step.toward * estimate + step.momentum * before
         if noise is not None:
@@ -272,9 +275,9 @@ class TorchBackend:
 
     # -- texts and images ---------------------------------------------------------------------------------------
 
-    def _encode_text(self, ids: tuple[np.ndarray, ...]) -> TorchText:
+    def _encode_text(self, inputs: tuple[np.ndarray, ...]) -> TorchText:
         """Encode a tokenized text; on XLA the result is on the host: see `_upload`."""
-        found = self._networks.encode_text(ids)
+        found = self._networks.encode_text(inputs)
         self._sync()
         return found.map(torch.Tensor.cpu) if self._xla else found
 

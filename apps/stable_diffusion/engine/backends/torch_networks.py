@@ -15,9 +15,10 @@ class TorchText(NamedTuple):
 
     context: torch.Tensor  # [1, positions, d]
     pooled: torch.Tensor | None  # [1, e], of XL
+    seen: torch.Tensor | None  # [1, positions] bool, those of the context that count; None: all
 
     def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> "TorchText":
-        return TorchText(function(self.context), None if self.pooled is None else function(self.pooled))
+        return TorchText(*(None if each is None else function(each) for each in self))
 
 
 class TorchNetworks:
@@ -39,27 +40,28 @@ class TorchNetworks:
         self.reduction = 2 ** (len(self._vae.config.block_out_channels) - 1)
         """Pixels of a picture's side for one latent."""
 
-    def encode_text(self, each_ids: tuple[np.ndarray, ...]) -> TorchText:
-        """Encode a text, tokenized for each encoder: `[1, positions]`."""
-        contexts, pooled = [], None
-        for encoder, ids in zip(self._text_encoders, each_ids):
-            output = encoder(torch.from_numpy(ids).long().to(self._device), output_hidden_states=self._is_xl)
-            contexts.append(output.hidden_states[-2] if self._is_xl else output.last_hidden_state)
-            pooled = output.text_embeds if self._is_xl and "text_embeds" in output else pooled
-        return TorchText(torch.cat(contexts, dim=-1).to(self._dtype), pooled)
+    def encode_text(self, inputs: tuple[np.ndarray, ...]) -> TorchText:
+        """Encode a text. Inputs: `ClipTokens` makes them."""
+        arrays = [torch.from_numpy(each).to(self._device) for each in inputs]
+        n, contexts, pooled = len(self._text_encoders), [], None
+        for encoder, ids, weights in zip(self._text_encoders, arrays[:n], arrays[n:]):
+            output = encoder(ids.long(), output_hidden_states=self._is_xl)
+            contexts.append(_weighted(output.hidden_states[-2] if self._is_xl else output.last_hidden_state, weights))
+            pooled = output.text_embeds[:1] if self._is_xl and "text_embeds" in output else pooled
+        context = torch.cat(contexts, dim=-1).to(self._dtype)
+        chunks, positions, _ = context.shape
+        seen = None
+        if chunks > 1:
+            seen = torch.arange(chunks * positions, device=self._device)[None] < arrays[-1] * positions
+        return TorchText(context.flatten(0, 1)[None], pooled, seen)
 
     def predict(
-        self,
-        x: torch.Tensor,
-        time: torch.Tensor,
-        guidance: torch.Tensor,
-        context: torch.Tensor,
-        more: dict[str, torch.Tensor] | None,
+        self, x: torch.Tensor, time: torch.Tensor, guidance: torch.Tensor, texts: dict[str, Any]
     ) -> torch.Tensor:
-        """The UNet's output with guidance applied: [b, 4, h, w] float32."""
+        """The UNet's output with guidance applied: [b, 4, h, w] float32. Texts: arguments of its `forward`."""
         if self._guided:
             x, time = torch.cat([x, x]), torch.cat([time, time])
-        out = self._unet(x.to(self._dtype), time, context, added_cond_kwargs=more, return_dict=False)[0].float()
+        out = self._unet(x.to(self._dtype), time, **texts, return_dict=False)[0].float()
         if not self._guided:
             return out
         plain, prompted = out.chunk(2)
@@ -78,6 +80,14 @@ class TorchNetworks:
         pixels = self._vae.decode(latents, return_dict=False)[0].float()
         finite = torch.isfinite(pixels).all()
         return ((pixels[0] / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8), finite
+
+
+def _weighted(context: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """As in `conditioning.clip`: [chunks, positions, hidden] times [chunks, positions]."""
+    own = context.float()
+    weighted = own * weights[..., None]
+    weighted = weighted * (own.mean((1, 2), keepdim=True) / weighted.mean((1, 2), keepdim=True))
+    return torch.where((weights != 1).any(1)[:, None, None], weighted, own).to(context.dtype)
 
 
 def _pipeline(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:

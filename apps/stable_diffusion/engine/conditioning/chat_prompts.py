@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from apps.arrays.model_folder import CheckpointError
-from apps.stable_diffusion.engine.conditioning.prompts import PromptTokens, TextCache, dropped_words
+from apps.stable_diffusion.engine.conditioning.prompts import PromptText, PromptTokens, TextCache
 from apps.stable_diffusion.engine.model.checkpoint import Checkpoint
 
 POSITIONS = 512
@@ -31,18 +31,15 @@ class TemplatedPrompts:
         if not mark:
             raise CheckpointError(f"{checkpoint.location}/{name}: the chat template leaves the message out")
         self._behind = len(self._ids(after))
-        self._most = POSITIONS - self._behind - len(self._ids(before))
+        self.most = POSITIONS - self._behind - len(self._ids(before))
         self._known = TextCache(self._tokenize)
 
-    def __call__(self, text: str) -> PromptTokens:
+    def __call__(self, text: PromptText) -> PromptTokens:
         return self._known(text)
 
-    def warnings(self, **texts: str) -> tuple[str, ...]:
-        return dropped_words(self, self._most, texts)
-
-    def _tokenize(self, text: str) -> PromptTokens:
+    def _tokenize(self, text: PromptText) -> PromptTokens:
         """[1, POSITIONS] ids, and [1] how many there are."""
-        whole = self._ids(self._in_template(text, "the checkpoint"))
+        whole = self._ids(self._in_template(text.text, "the checkpoint"))
         ids = whole[:POSITIONS]
         dropped = ""
         if len(whole) > POSITIONS:

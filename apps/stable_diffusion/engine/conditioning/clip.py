@@ -22,6 +22,7 @@ class ClipEncoder:
     Args:
         configs: of each encoder, by component.
         lengths: positions of each.
+        chunks: of a prompt, at most, each encoded by itself; see `chunks`.
         everywhere: the sharding of what every device has.
     """
 
@@ -29,6 +30,7 @@ class ClipEncoder:
     lengths: tuple[int, ...]
     dtype: jnp.dtype
     everywhere: jax.sharding.Sharding
+    chunks: int = 1
 
     def __post_init__(self) -> None:
         for name, config in self.configs.items():
@@ -47,13 +49,22 @@ class ClipEncoder:
         return len(self.configs) == 2
 
     def inputs(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-        return tuple(jax.ShapeDtypeStruct((1, length), np.int32) for length in self.lengths)
+        """Of each encoder the ids [chunks, positions], and their weights; of several chunks, how many are used."""
+        ids, weights = (
+            [jax.ShapeDtypeStruct((self.chunks, length), dtype) for length in self.lengths]
+            for dtype in (np.int32, np.float32)
+        )
+        return *ids, *weights, *self._count()
 
     def encoded(self) -> EncodedPrompt:
         configs = list(self.configs.values())
-        context = self.lengths[0], sum(config["hidden_size"] for config in configs)
+        positions = self.chunks * self.lengths[0]
+        context = positions, sum(config["hidden_size"] for config in configs)
         pooled = jax.ShapeDtypeStruct((configs[-1]["projection_dim"],), self.dtype) if self.is_xl else None
-        return EncodedPrompt(jax.ShapeDtypeStruct(context, self.dtype), pooled)  # type: ignore[arg-type]  # shapes in the arrays' places
+        return EncodedPrompt(jax.ShapeDtypeStruct(context, self.dtype), pooled, *self._count())  # type: ignore[arg-type]  # shapes in the arrays' places
+
+    def _count(self) -> list[jax.ShapeDtypeStruct]:
+        return [jax.ShapeDtypeStruct((), np.int32)] if self.chunks > 1 else []
 
     def forms(self) -> dict[str, Any]:
         return {name: weights.declared(self._alone(name), self.dtype) for name in self.components}
@@ -67,17 +78,18 @@ class ClipEncoder:
     def encode(
         self, weights: AllWeights, inputs: tuple[jax.Array, ...], loras: Mapping[str, Pool] | None = None
     ) -> EncodedPrompt:
-        row = None if loras is None else jnp.zeros(1, np.int32)
-        encoded = []
-        for name, ids in zip(self.components, inputs):
+        row = None if loras is None else jnp.zeros(self.chunks, np.int32)
+        n, encoded = len(self.configs), []
+        for name, ids, emphasis in zip(self.components, inputs[:n], inputs[n:]):
             pool = None if loras is None else loras[name]
-            encoded.append(self._run(name, adapted(weights[name], pool, row), ids))
-        pooled = encoded[-1][1]
-        context = jnp.concatenate([context for context, _ in encoded], axis=-1)
-        return EncodedPrompt(context[0], None if pooled is None else pooled[0])
+            context, pooled = self._run(name, adapted(weights[name], pool, row), ids)
+            encoded.append(_weighted(context, emphasis))
+        whole = jnp.concatenate(encoded, axis=-1).reshape(self.encoded().context.shape)
+        length = inputs[-1] * self.lengths[0] if self.chunks > 1 else None
+        return EncodedPrompt(whole, None if pooled is None else pooled[0], length)
 
     def _run(self, name: str, weights: NamedWeights, ids: jax.Array) -> tuple[jax.Array, jax.Array | None]:
-        """One encoder: [1, positions] -> [1, positions, hidden], and [1, e] of XL's second."""
+        """One encoder: [chunks, positions] -> [chunks, positions, hidden], and [chunks, e] of XL's second."""
         second = name == "text_encoder_2"
         return text_encoder.encode(weights, self.configs[name], ids, self.is_xl, second)
 
@@ -85,3 +97,14 @@ class ClipEncoder:
         """A function of an encoder's weights that uses all that `encode` uses."""
         positions = self.lengths[self.components.index(name)]
         return lambda weights: self._run(name, weights, jnp.zeros((1, positions), np.int32))
+
+
+def _weighted(context: jax.Array, weights: jax.Array) -> jax.Array:
+    """Hidden states [chunks, positions, hidden] times [chunks, positions]; each chunk's mean stays what it was.
+
+    Source: `EmphasisOriginal` in AUTOMATIC1111's modules/sd_emphasis.py, its default. Without weights nothing changes.
+    """
+    own = context.astype(jnp.float32)
+    weighted = own * weights[..., None]
+    weighted = weighted * (own.mean((1, 2), keepdims=True) / weighted.mean((1, 2), keepdims=True))
+    return jnp.where(jnp.any(weights != 1, 1)[:, None, None], weighted, own).astype(context.dtype)

@@ -3,11 +3,10 @@
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from apps.arrays.model_folder import CheckpointError
 from apps.serving.errors import shortened
 from apps.stable_diffusion.engine.model.checkpoint import Checkpoint
 from apps.stable_diffusion.engine.request import PictureRequest
@@ -17,12 +16,20 @@ T = TypeVar("T")
 REMEMBERED = 256  # cached texts
 
 
+class PromptText(NamedTuple):
+    """A prompt as it was written."""
+
+    text: str
+    emphasis: bool = False
+    """Whether it is read as AUTOMATIC1111 reads it: see `emphasis`. False: all of it is letters."""
+
+
 @dataclass(frozen=True)
 class PromptTokens:
     """A text, tokenized for the model's text encoders."""
 
-    ids: tuple[np.ndarray, ...]
-    """int32, as `PromptEncoder.inputs` has them: [1, positions] for each tokenizer of CLIP."""
+    inputs: tuple[np.ndarray, ...]
+    """As `PromptEncoder.inputs` has them."""
     dropped: str
     """The words beyond the model's limit; empty if it reads all."""
 
@@ -32,57 +39,21 @@ class Tokenizing(Protocol):
 
     lengths: list[int]
     """Positions of each."""
+    most: int
+    """Tokens of a text that the model reads."""
 
-    def __call__(self, text: str) -> PromptTokens: ...
-
-    def warnings(self, **texts: str) -> tuple[str, ...]:
-        """A warning for each text that is too long, with its field and the words that the model does not see."""
+    def __call__(self, text: PromptText) -> PromptTokens:
+        """Raises ValueError for weights that cannot be read."""
 
 
-def dropped_words(tokenize: Callable[[str], PromptTokens], most: int, texts: Mapping[str, str]) -> tuple[str, ...]:
-    """Those warnings. `most`: tokens of a text that the model reads."""
-    found = ((name, shortened(tokenize(text).dropped)) for name, text in texts.items() if text)
+def dropped_words(tokenize: Tokenizing, texts: Mapping[str, PromptText]) -> tuple[str, ...]:
+    """A warning for each text that is too long, with its field and the words that the model does not see."""
+    found = ((name, shortened(tokenize(text).dropped)) for name, text in texts.items() if text.text)
     return tuple(
-        f"{name} is longer than the {most} tokens that the model reads; these words were dropped: {words}"
+        f"{name} is longer than the {tokenize.most} tokens that the model reads; these words were dropped: {words}"
         for name, words in found
         if words
     )
-
-
-class Tokenizers:
-    """A checkpoint's one or two CLIP tokenizers, with a cache."""
-
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        import transformers
-
-        self._tokenizers: list[Any] = []
-        self.lengths: list[int] = []
-        with checkpoint.local_folder(*checkpoint.tokenizers) as folder:
-            for name, encoder in zip(checkpoint.tokenizers, checkpoint.text_encoders):
-                try:
-                    tokenizer = transformers.AutoTokenizer.from_pretrained(f"{folder}/{name}")
-                except (OSError, ValueError) as error:
-                    raise CheckpointError(f"{checkpoint.location}/{name}: no tokenizer can be read: {error}") from error
-                positions = checkpoint.config(encoder).get("max_position_embeddings", 77)
-                self._tokenizers.append(tokenizer)
-                self.lengths.append(min(tokenizer.model_max_length, positions))
-        self._known = TextCache(self._tokenize)
-
-    def __call__(self, text: str) -> PromptTokens:
-        return self._known(text)
-
-    def _tokenize(self, text: str) -> PromptTokens:
-        ids, dropped = [], ""
-        for tokenizer, length in zip(self._tokenizers, self.lengths):
-            whole = tokenizer(text, truncation=False, verbose=False)["input_ids"]
-            if len(whole) > length:  # its end token stays
-                dropped = dropped or tokenizer.decode(whole[length - 1 : -1]).strip()
-                whole = [*whole[: length - 1], whole[-1]]
-            ids.append(np.array([whole + [tokenizer.pad_token_id] * (length - len(whole))], np.int32))
-        return PromptTokens(tuple(ids), dropped)
-
-    def warnings(self, **texts: str) -> tuple[str, ...]:
-        return dropped_words(self, min(self.lengths) - 2, texts)  # without the start and end tokens
 
 
 class TextCache(Generic[T]):
@@ -92,7 +63,7 @@ class TextCache(Generic[T]):
         self._make, self._most = make, most
         self._known: OrderedDict[Hashable, T] = OrderedDict()
 
-    def __call__(self, text: str, key: Hashable = (), *more: Any) -> T:
+    def __call__(self, text: PromptText, key: Hashable = (), *more: Any) -> T:
         """`make(text, *more)`; `key` tells one `more` from another."""
         if (text, key) not in self._known:
             self._known[text, key] = self._make(text, *more)
@@ -108,7 +79,7 @@ class Prompts(Generic[T]):
     Args:
         tokenizing: of the checkpoint.
         guided: whether pictures need a negative prompt.
-        encode: runs the text encoders over a text's ids, [1, positions] for each of them, with the LoRAs of `encoded`.
+        encode: runs the text encoders over `PromptTokens.inputs`, with the LoRAs of `encoded`.
         zeros: an encoded text -> the same with zeros, which stands for an empty negative prompt in most XL models.
         most: encoded texts to remember.
     """
@@ -123,7 +94,7 @@ class Prompts(Generic[T]):
         most: int = REMEMBERED,
     ) -> None:
         self._tokenizers = tokenizing
-        self._encoded = TextCache(lambda text, *loras: encode(self._tokenizers(text).ids, *loras), most)
+        self._encoded = TextCache(lambda text, *loras: encode(self._tokenizers(text).inputs, *loras), most)
         self._guided, self._zeros = guided, TextCache(lambda text: zeros(self._encoded(text)), most)
         self._zero_negative = checkpoint.is_xl and checkpoint.index.get("force_zeros_for_empty_prompt", True)
 
@@ -134,12 +105,10 @@ class Prompts(Generic[T]):
             key: tells the text encoders' LoRAs from others.
             loras: what `encode` takes of them.
         """
-        warnings = self._tokenizers.warnings(prompt=request.prompt, negative_prompt=request.negative_prompt)
+        prompt, unwanted = (PromptText(text, request.emphasis) for text in (request.prompt, request.negative_prompt))
+        warnings = dropped_words(self._tokenizers, {"prompt": prompt, "negative_prompt": unwanted})
         negative = None
         if self._guided:
-            empty = self._zero_negative and not request.negative_prompt
-            if empty:
-                negative = self._zeros(request.negative_prompt)
-            else:
-                negative = self._encoded(request.negative_prompt, key, *loras)
-        return self._encoded(request.prompt, key, *loras), negative, warnings
+            empty = self._zero_negative and not unwanted.text
+            negative = self._zeros(unwanted) if empty else self._encoded(unwanted, key, *loras)
+        return self._encoded(prompt, key, *loras), negative, warnings

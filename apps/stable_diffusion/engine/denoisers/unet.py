@@ -54,5 +54,6 @@ class UNetDenoiser:
         if self.arch.size_width is not None:
             height, width = (side * self.reduction for side in x.shape[1:3])
             sizes = jnp.tile(jnp.array([height, width, 0, 0, height, width], jnp.float32), (len(x), 1))
-        cond = unet.Conditioning(text.context, text.pooled, sizes)
+        seen = None if text.length is None else jnp.arange(text.context.shape[1]) < text.length[:, None]
+        cond = unet.Conditioning(text.context, text.pooled, sizes, seen)
         return unet.predict(w, self.arch, x, time, cond, attention)

@@ -18,6 +18,8 @@ class PipelineKind:
     """Component with weights -> its class, by any of these names. Text encoders come first."""
     no_guidance: float = 1.0
     """The guidance scale, as its users write it, from which on down only the prompt counts."""
+    emphasis: bool = True
+    """Whether words of a prompt can have weights, and a prompt several chunks: with CLIP's text encoders."""
 
     @property
     def components(self) -> tuple[str, ...]:
@@ -65,6 +67,7 @@ Z_IMAGE = PipelineKind(
         "vae": VAE,
     },
     no_guidance=0.0,
+    emphasis=False,
 )
 KINDS = (PLAIN, XL, Z_IMAGE)
 SUPPORTED = "Stable Diffusion 1.x, 2.x and XL, their Turbo and LCM variants, and Z-Image, all in diffusers' layout"

@@ -59,7 +59,7 @@ ALLOWED: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class Conditioning:
-    """What the picture is conditioned on. `pooled` and `sizes` are XL's only."""
+    """What pictures are conditioned on. `pooled` and `sizes` are XL's only."""
 
     context: jax.Array
     """[b, positions, d]"""
@@ -67,6 +67,8 @@ class Conditioning:
     """[b, e]"""
     sizes: jax.Array | None = None
     """[b, 6]: original height and width, crop's top and left, target height and width, in pixels."""
+    seen: jax.Array | None = None
+    """[b, positions] bool: those of the context that count; None: all."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,6 @@ def predict(
     w: NamedWeights, arch: UNetArchitecture, x: jax.Array, time: jax.Array, cond: Conditioning, attention: str
 ) -> jax.Array:
     """The network's prediction for noisy latents x [b, h, w, 4] at time steps [b]: [b, h, w, 4]."""
-    context = cond.context
     embedded = _embed_time(w, arch, time, cond, x.dtype)
     x = conv(w["conv_in"], x, arch.channels[0])
     kept = [x]
@@ -139,7 +140,7 @@ def predict(
         for j in range(arch.resnets):
             x = resnet(block["resnets"][j], x, out, arch.groups, arch.eps, embedded)
             if arch.down[i]:
-                x = _transformer(block["attentions"][j], arch, i, x, context, attention)
+                x = _transformer(block["attentions"][j], arch, i, x, cond, attention)
             kept.append(x)
         if i < len(arch.channels) - 1:
             x = conv(block["downsamplers"][0]["conv"], x, out, stride=2)
@@ -147,7 +148,7 @@ def predict(
 
     middle, out = w["mid_block"], arch.channels[-1]
     x = resnet(middle["resnets"][0], x, out, arch.groups, arch.eps, embedded)
-    x = _transformer(middle["attentions"][0], arch, -1, x, context, attention)
+    x = _transformer(middle["attentions"][0], arch, -1, x, cond, attention)
     x = resnet(middle["resnets"][1], x, out, arch.groups, arch.eps, embedded)
 
     for i, out in enumerate(reversed(arch.channels)):
@@ -156,7 +157,7 @@ def predict(
             x = jnp.concatenate([x, kept.pop()], axis=-1)
             x = resnet(block["resnets"][j], x, out, arch.groups, arch.eps, embedded)
             if arch.up[i]:
-                x = _transformer(block["attentions"][j], arch, -1 - i, x, context, attention)
+                x = _transformer(block["attentions"][j], arch, -1 - i, x, cond, attention)
         if kept:
             x = upsample(block["upsamplers"][0], x, (kept[-1].shape[1], kept[-1].shape[2]))
     x = jax.nn.silu(group_norm(w["conv_norm_out"], x, arch.groups, arch.eps))
@@ -181,9 +182,9 @@ def _embed_time(
 
 
 def _transformer(
-    w: NamedWeights, arch: UNetArchitecture, level: int, x: jax.Array, context: jax.Array, attention: str
+    w: NamedWeights, arch: UNetArchitecture, level: int, x: jax.Array, cond: Conditioning, attention: str
 ) -> jax.Array:
-    """Blocks of self attention, attention to the text [b, s, d] and a gated feed forward, over all pixels."""
+    """Blocks of self attention, attention to the text and a gated feed forward, over all pixels."""
     b, height, width, channels = x.shape
     heads = arch.heads[level]
 
@@ -195,15 +196,17 @@ def _transformer(
         block = w["transformer_blocks"][i]
         h = layer_norm(block["norm1"], y)
         y = y + _attention(block["attn1"], h, h, heads, attention)
-        y = y + _attention(block["attn2"], layer_norm(block["norm2"], y), context, heads, attention)
+        y = y + _attention(block["attn2"], layer_norm(block["norm2"], y), cond.context, heads, attention, cond.seen)
         forward = block["ff"]["net"]
         h = _gated(forward[0]["proj"], layer_norm(block["norm3"], y), 4 * channels)
         y = y + linear(forward[2], h, channels)
     return x + project("proj_out", y.reshape(b, height, width, channels))
 
 
-def _attention(w: NamedWeights, x: jax.Array, context: jax.Array, heads: int, attention: str) -> jax.Array:
-    """[b, n, c] attends to [b, m, d]."""
+def _attention(
+    w: NamedWeights, x: jax.Array, context: jax.Array, heads: int, attention: str, seen: jax.Array | None = None
+) -> jax.Array:
+    """[b, n, c] attends to [b, m, d], of which those [b, m] count that are seen."""
     channels = x.shape[-1]
     head_dim = channels // heads
     lanes = head_lanes(heads, head_dim, x.shape[1], context.shape[1], attention)
@@ -216,7 +219,7 @@ def _attention(w: NamedWeights, x: jax.Array, context: jax.Array, heads: int, at
 
     q, k, v = project("to_q", x), project("to_k", context), project("to_v", context)
     out = w["to_out"][0]
-    y = attend(q, k, v, heads, attention, head_dim=head_dim)
+    y = attend(q, k, v, heads, attention, head_dim=head_dim, seen=seen)
     if (pair := out.low_rank) is not None:
         pair = LoraPair(pad_heads(pair.down, heads, lanes), pair.up)
     y = plus(y @ pad_heads(out.get("weight", channels, channels), heads, lanes, axis=0), pair, y)

@@ -16,6 +16,7 @@ ONE_MODEL = "one model is served here, as it is"
 WHOLE = "the sampler runs as published"
 NO_NETWORKS = "networks cannot be added to the model"
 MERGING = "tokens are not merged"
+PROMPTS = "prompts are read with the web UI's defaults"
 
 Neutral = Mapping[str, tuple[tuple[Any, ...], str]]
 """Name -> (values that change nothing; why others are refused)."""
@@ -45,6 +46,9 @@ FIELDS: Neutral = {
 SETTINGS: Neutral = {
     "CLIP_stop_at_last_layers": ((1, 0), "the text encoder is read at its last layer"),
     "always_discard_next_to_last_sigma": ((False,), WHOLE),
+    "comma_padding_backtrack": ((20,), PROMPTS),
+    "emphasis": (("Original",), PROMPTS),
+    "enable_emphasis": ((True,), PROMPTS),
     "eta_ancestral": ((1,), WHOLE),
     "eta_ddim": ((0,), WHOLE),
     "eta_noise_seed_delta": ((0,), ONE_SEED),
@@ -58,6 +62,8 @@ SETTINGS: Neutral = {
     "inpainting_mask_weight": ((1,), "a mask is kept or painted"),
     "k_sched_type": (("Automatic",), "write it into scheduler"),
     "overlay_inpaint": ((True,), "what the mask keeps stays as it was"),
+    "pad_cond_uncond": ((False,), PROMPTS),
+    "pad_cond_uncond_v0": ((False,), PROMPTS),
     "randn_source": (("CPU", "GPU"), "noise is drawn as by torch on a CPU"),
     "return_mask": ((False,), "answers have pictures alone"),
     "return_mask_composite": ((False,), "answers have pictures alone"),

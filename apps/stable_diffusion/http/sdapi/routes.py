@@ -152,7 +152,8 @@ def _check(model: PictureModel, body: Text2ImageBody) -> None:
         for field in ("prompt", "negative_prompt"):
             prompt = getattr(body, field) or ""
             check_length(field, prompt)
-            check_syntax(field, split_loras(field, prompt)[0] if field == "prompt" else prompt)
+            text = split_loras(field, prompt)[0] if field == "prompt" else prompt
+            check_syntax(field, text, model.engine.backend.emphasis)
         scheduler, _ = sampler_named(body.sampler or model.config.scheduler, body.scheduler)
     check_sampler_fields(body.others, scheduler)
 
@@ -196,12 +197,14 @@ async def _answer(model: PictureModel, jobs: Jobs, body: Text2ImageBody, start: 
         given = {"image": start.image, "mask": start.mask, "strength": body.denoising_strength, "min_steps": 1}
     with refusing(NAMES):
         prompt, loras = split_loras("prompt", body.prompt)
+        negative, emphasis = body.negative_prompt or "", model.engine.backend.emphasis
         wanted = PicturesRequest(
-            prompt=unescaped(prompt),
+            prompt=prompt if emphasis else unescaped(prompt),
             loras=loras,
             size=_size(model, body),
             n=body.pictures,
-            negative_prompt=unescaped(body.negative_prompt or ""),
+            negative_prompt=negative if emphasis else unescaped(negative),
+            emphasis=emphasis,
             seed=None if body.seed in (None, -1) else body.seed,
             num_inference_steps=body.steps,
             guidance_scale=body.cfg_scale,
@@ -228,7 +231,7 @@ async def _answer(model: PictureModel, jobs: Jobs, body: Text2ImageBody, start: 
     pictures.sort(key=lambda drawn: drawn.picture)
     images = [] if body.send_images is False else [base64.b64encode(drawn.png).decode() for drawn in pictures]
     info = _info(model, job, pictures)
-    for field, text in (("prompt", prompt), ("negative_prompt", body.negative_prompt or "")):
+    for field, text in () if emphasis else (("prompt", prompt), ("negative_prompt", negative)):
         info["warnings"] += bare_parentheses(field, text)
     return JSONResponse({"images": images, "parameters": body.sent, "info": json.dumps(info)})
 
