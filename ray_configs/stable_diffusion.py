@@ -19,7 +19,16 @@ class StableDiffusionConfig(AppConfig):
     default_name: ClassVar[str] = "stable-diffusion"
 
     model: str = "CompVis/stable-diffusion-v1-4"
-    """A checkpoint in diffusers' layout with safetensors: a local folder, a hub id, or an fsspec URL (gs://...)."""
+    """A checkpoint in diffusers' layout with safetensors: a local folder, a hub id, or an fsspec URL (gs://...). Or, of
+    Stable Diffusion, a single safetensors file as people share them: local, at a URL, or OWNER/NAME/FILE of the hub."""
+    tokenizer: str | None = None
+    """A local folder or hub id with CLIP's tokenizer, which a single file does not have. Default:
+    openai/clip-vit-large-patch14, from the hub."""
+    vae: str | None = None
+    """An autoencoder in place of the checkpoint's own: a folder in diffusers' layout or a safetensors file; local, at a
+    URL, or OWNER/NAME or OWNER/NAME/FILE of the hub."""
+    prediction: Literal["epsilon", "v_prediction"] | None = None
+    """What the UNet of a single file predicts. Default: what the file says, else epsilon; 2.x must be told."""
     model_id: str | None = None
     """Name in requests and in the pictures' metadata; default: the last part of `model` (the demo is
     `podslice-sd-demo`)."""
@@ -150,7 +159,7 @@ class StableDiffusionConfig(AppConfig):
             return self.model_id
         if self.model == DEMO_MODEL:
             return "podslice-sd-demo"
-        return self.model.rstrip("/").rsplit("/", 1)[-1]
+        return self.model.rstrip("/").rsplit("/", 1)[-1].removesuffix(".safetensors")
 
     @classmethod
     def demo(cls, **changes: Any) -> "StableDiffusionConfig":

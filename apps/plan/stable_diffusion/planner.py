@@ -19,9 +19,9 @@ from apps.plan.stable_diffusion.known import Configs
 from apps.plan.stable_diffusion.report import ImagePlan, Program, Rate
 from apps.stable_diffusion.engine.backends.assembly import programs_of
 from apps.stable_diffusion.engine.conditioning.chat_prompts import POSITIONS
+from apps.stable_diffusion.engine.ldm.opening import open_checkpoint
 from apps.stable_diffusion.engine.loras.room import LoraRoom
 from apps.stable_diffusion.engine.model import attention
-from apps.stable_diffusion.engine.model.checkpoint import Checkpoint
 from apps.stable_diffusion.engine.model.pipelines import Z_IMAGE, kind_with
 from ray_configs.stable_diffusion import StableDiffusionConfig
 from ray_configs.tpu import TpuSlice
@@ -49,7 +49,7 @@ def find_configs(model: str) -> tuple[Configs, str]:
     """
     name = known.find(model)
     try:
-        checkpoint = Checkpoint(model)
+        checkpoint = open_checkpoint(model)
         return {part: checkpoint.config(part) for part in checkpoint.components}, f"the checkpoint {model}"
     except Exception as error:  # remote file systems raise their clients' own exceptions
         if name is not None:

@@ -81,6 +81,9 @@ class Engine(EngineThread):
         room = LoraRoom(config.lora_slots, config.max_lora_rank) if config.has_loras else None
         backend = open_backend(
             config.model,
+            tokenizer=config.tokenizer,
+            prediction=config.prediction,
+            vae=config.vae,
             sizes=[(int(width), int(height)) for width, height in sides],
             backend=config.backend,
             max_batch_size=config.max_batch_size,

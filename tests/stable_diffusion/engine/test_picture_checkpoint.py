@@ -49,7 +49,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "no index": (lambda f: (f / "model_index.json").unlink(), "model_index.json is missing; a folder in diffusers"),
     "a single file": (
         lambda f: ((f / "model_index.json").unlink(), (f / "v1-5.safetensors").write_bytes(b"")),
-        "v1-5.safetensors is a single-file checkpoint: convert it",
+        "v1-5.safetensors is a checkpoint in a single file: name it",
     ),
     "broken index": (lambda f: (f / "model_index.json").write_text("{"), "model_index.json is not valid JSON"),
     "SD3": (
@@ -136,7 +136,7 @@ def test_no_such_place(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match="no such folder"):
             Checkpoint(place)
     (tmp_path / "model.ckpt").write_bytes(b"")
-    with pytest.raises(CheckpointError, match="is a file; a folder in diffusers layout is expected"):
+    with pytest.raises(CheckpointError, match=r"is a file; a folder in diffusers' layout or a \.safetensors file"):
         Checkpoint(str(tmp_path / "model.ckpt"))
 
 

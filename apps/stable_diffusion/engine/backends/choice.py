@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from apps.stable_diffusion.engine.backends.backend import Backend
+from apps.stable_diffusion.engine.ldm.opening import open_checkpoint
+from apps.stable_diffusion.engine.ldm.single_file import Prediction, SingleFile
 from apps.stable_diffusion.engine.loras.room import LoraRoom
-from apps.stable_diffusion.engine.model.checkpoint import Checkpoint
 from apps.stable_diffusion.engine.model.pipelines import PipelineKind
 
 log = logging.getLogger("podslice")
@@ -17,6 +18,9 @@ Name = Literal["auto", "jax", "torch", "torch_xla"]
 def open_backend(
     model: str,
     *,
+    tokenizer: str | None = None,
+    prediction: Prediction | None = None,
+    vae: str | None = None,
     sizes: Sequence[tuple[int, int]],
     backend: Name = "auto",
     max_batch_size: int = 8,
@@ -30,7 +34,7 @@ def open_backend(
     """A backend that is ready: weights loaded, programs compiled.
 
     Args:
-        model: local folder, hub id, or fsspec URL.
+        model, tokenizer, prediction, vae: see `open_checkpoint`.
         sizes: (width, height) in pixels.
         guidance_scale: default of requests; if that is without guidance, they cannot use it.
         compile_cache: folder that keeps compiled programs (jax).
@@ -42,8 +46,13 @@ def open_backend(
         CheckpointError: the model cannot be read or is of another kind.
         ValueError: a size that the model cannot make.
     """
-    checkpoint = Checkpoint(model)
-    chosen = choose(checkpoint.kind) if backend == "auto" else backend
+    checkpoint = open_checkpoint(model, tokenizer, prediction, vae)
+    only_jax = isinstance(checkpoint, SingleFile) or vae is not None
+    chosen = choose(checkpoint.kind, only_jax) if backend == "auto" else backend
+    if only_jax and chosen != "jax":
+        raise ValueError(
+            f"backend {chosen} reads diffusers' layout alone, no single file and no other vae: set backend jax"
+        )
     settings: dict[str, Any] = {
         "sizes": tuple(sizes),
         "max_batch_size": max_batch_size,
@@ -68,15 +77,15 @@ def open_backend(
     return opened
 
 
-def choose(kind: PipelineKind) -> Literal["jax", "torch"]:
-    """jax on a TPU and on a CPU; torch on a GPU, diffusers' home ground, for models that it can make ready here.
+def choose(kind: PipelineKind, only_jax: bool = False) -> Literal["jax", "torch"]:
+    """jax on a TPU and on a CPU; torch on a GPU, diffusers' home ground, for checkpoints that it can make ready here.
 
     On a CPU the jitted programs took half the CPU time of torch's modules for one small picture, and two thirds of it
     for a batch of eight (64x64, 20 steps, float32).
     """
     import torch
 
-    unet = "unet" in kind.components
+    unet = "unet" in kind.components and not only_jax
     if unet and torch.cuda.is_available():
         return "torch"
     try:

@@ -131,7 +131,8 @@ class JaxBackend:
         entries = {name: weights.required(checkpoint, name, f, self._dtype) for name, f in functions.items()}
         texts = self.programs.encoder.loader(checkpoint)
         loaded = {
-            name: weights.load(checkpoint, e, self._dtype, self.programs.everywhere) for name, e in entries.items()
+            name: weights.load(checkpoint.source(name), e, self._dtype, self.programs.everywhere)
+            for name, e in entries.items()
         }
         return texts() | loaded
 

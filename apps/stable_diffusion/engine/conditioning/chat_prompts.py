@@ -1,7 +1,5 @@
 """Prompts as a language model reads them that encodes pictures' texts: as a chat's only message."""
 
-from typing import Any
-
 import numpy as np
 
 from apps.arrays.model_folder import CheckpointError
@@ -17,16 +15,9 @@ class TemplatedPrompts:
     """The `Tokenizing` of a checkpoint whose tokenizer has a chat template."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        import transformers
-
         self.lengths = [POSITIONS]
-
         (name,) = checkpoint.tokenizers
-        with checkpoint.local_folder(name) as folder:
-            try:
-                self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(f"{folder}/{name}")
-            except (OSError, ValueError) as error:
-                raise CheckpointError(f"{checkpoint.location}/{name}: no tokenizer can be read: {error}") from error
+        self._tokenizer = checkpoint.tokenizer(name)
         before, mark, after = self._in_template(MARK, checkpoint.location).partition(MARK)
         if not mark:
             raise CheckpointError(f"{checkpoint.location}/{name}: the chat template leaves the message out")

@@ -11,7 +11,7 @@ BACKTRACK = 20
 
 
 @dataclass(slots=True)
-class Chunk:
+class PromptChunk:
     """Tokens without start and end, and the weight of each."""
 
     ids: list[int] = field(default_factory=list)
@@ -24,9 +24,9 @@ class Chunk:
         self.ids.append(token)
         self.weights.append(weight)
 
-    def cut(self, at: int) -> "Chunk":
+    def cut(self, at: int) -> "PromptChunk":
         """Takes the tokens from there on away; returns them."""
-        tail = Chunk(self.ids[at:], self.weights[at:])
+        tail = PromptChunk(self.ids[at:], self.weights[at:])
         del self.ids[at:], self.weights[at:]
         return tail
 
@@ -42,7 +42,7 @@ class WeightedTokens:
 
 def chunked(
     parts: Iterable[WeightedTokens], capacity: int, most: int, comma: int | None
-) -> tuple[list[Chunk], list[int]]:
+) -> tuple[list[PromptChunk], list[int]]:
     """The chunks of a prompt, and the tokens for which there is no room.
 
     Args:
@@ -50,10 +50,10 @@ def chunked(
         most: chunks that there may be.
         comma: the token of one; None: the vocabulary has none.
     """
-    chunks, last_comma = [Chunk()], -1
+    chunks, last_comma = [PromptChunk()], -1
     for part in parts:
         if part.begins_chunk:
-            chunks.append(Chunk())
+            chunks.append(PromptChunk())
             last_comma = -1
         for token in part.ids:
             chunk = chunks[-1]
@@ -62,7 +62,7 @@ def chunked(
             if len(chunk) == capacity:
                 near = token != comma and last_comma >= 0 and capacity - last_comma <= BACKTRACK
                 # What moves from the last chunk would be lost.
-                chunks.append(chunk.cut(last_comma + 1) if near and len(chunks) < most else Chunk())
+                chunks.append(chunk.cut(last_comma + 1) if near and len(chunks) < most else PromptChunk())
                 last_comma = -1
             chunks[-1].add(token, part.weight)
     if len(chunks) > 1 and not chunks[-1].ids:

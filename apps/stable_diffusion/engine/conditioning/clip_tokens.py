@@ -5,8 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from apps.arrays.model_folder import CheckpointError
-from apps.stable_diffusion.engine.conditioning.chunks import Chunk, WeightedTokens, chunked
+from apps.stable_diffusion.engine.conditioning.chunks import PromptChunk, WeightedTokens, chunked
 from apps.stable_diffusion.engine.conditioning.emphasis import WeightedPart, weighted_parts
 from apps.stable_diffusion.engine.conditioning.prompts import PromptText, PromptTokens, TextCache
 from apps.stable_diffusion.engine.model.checkpoint import Checkpoint
@@ -20,18 +19,12 @@ class ClipTokens:
     """
 
     def __init__(self, checkpoint: Checkpoint, chunks: int = 1) -> None:
-        import transformers
-
         self._chunks = chunks
         self._tokenizers: list[_Tokenizer] = []
-        with checkpoint.local_folder(*checkpoint.tokenizers) as folder:
-            for name, encoder in zip(checkpoint.tokenizers, checkpoint.text_encoders):
-                try:
-                    tokenizer = transformers.AutoTokenizer.from_pretrained(f"{folder}/{name}")
-                except (OSError, ValueError) as error:
-                    raise CheckpointError(f"{checkpoint.location}/{name}: no tokenizer can be read: {error}") from error
-                positions = checkpoint.config(encoder).get("max_position_embeddings", 77)
-                self._tokenizers.append(_Tokenizer(tokenizer, min(tokenizer.model_max_length, positions)))
+        for name, encoder in zip(checkpoint.tokenizers, checkpoint.text_encoders):
+            tokenizer = checkpoint.tokenizer(name)
+            positions = checkpoint.config(encoder).get("max_position_embeddings", 77)
+            self._tokenizers.append(_Tokenizer(tokenizer, min(tokenizer.model_max_length, positions)))
         self.lengths = [each.length for each in self._tokenizers]
         self.most = chunks * min(each.capacity for each in self._tokenizers)
         self._known = TextCache(self._tokenize)
@@ -58,13 +51,13 @@ class _Tokenizer:
         self._start, self._end = tokenizer("")["input_ids"]
         self._comma = tokenizer.get_vocab().get(",</w>")
 
-    def chunked(self, parts: Iterable[WeightedPart], most: int) -> tuple[list[Chunk], str]:
+    def chunked(self, parts: Iterable[WeightedPart], most: int) -> tuple[list[PromptChunk], str]:
         """A prompt's chunks, at most so many, and the words for which there is no room."""
         tokens = (WeightedTokens(self._ids(part.text), part.weight, part.begins_chunk) for part in parts)
         chunks, beyond = chunked(tokens, self.capacity, most, self._comma)
         return chunks, self._tokenizer.decode(beyond).strip()
 
-    def filled(self, chunks: list[Chunk], rows: int) -> tuple[np.ndarray, np.ndarray]:
+    def filled(self, chunks: list[PromptChunk], rows: int) -> tuple[np.ndarray, np.ndarray]:
         """[rows, length] ids between start and end, and weights."""
         ids = np.full((rows, self.length), self._tokenizer.pad_token_id, np.int32)
         weights = np.ones((rows, self.length), np.float32)

@@ -26,6 +26,7 @@ OUTSIDE = {
     "conv_norm_out": "out.0",
     "conv_out": "out.2",
 }
+_RESNET_BACK, _OUTSIDE_BACK = ({ldm: own for own, ldm in table.items()} for table in (RESNET, OUTSIDE))
 
 
 class UNetNames:
@@ -33,6 +34,7 @@ class UNetNames:
 
     def __init__(self, arch: "UNetArchitecture") -> None:
         self._blocks = dict(_blocks(arch))
+        self._back = {ldm: block for block, ldm in self._blocks.items()}
 
     def ldm(self, name: str) -> str:
         """A layer's or tensor's name in diffusers' layout -> in CompVis'."""
@@ -47,6 +49,23 @@ class UNetNames:
         if block.endswith("downsamplers.0"):
             rest = rest.replace("conv", "op", 1)
         return f"{self._blocks[block]}.{rest}"
+
+    def diffusers(self, name: str) -> str | None:
+        """The way back, of a tensor's name; None: this architecture has no such block."""
+        for ldm, outside in _OUTSIDE_BACK.items():
+            if name.startswith(f"{ldm}."):
+                return outside + name.removeprefix(ldm)
+        parts = name.split(".")
+        block = self._back.get(".".join(parts[: 2 if parts[0] == "middle_block" else 3]))
+        if block is None:
+            return None
+        rest = name.removeprefix(f"{self._blocks[block]}.")
+        if ".resnets." in block:
+            layer, _, end = rest.rpartition(".")
+            rest = f"{_RESNET_BACK.get(layer, layer)}.{end}"
+        if block.endswith("downsamplers.0"):
+            rest = rest.replace("op", "conv", 1)
+        return f"{block}.{rest}"
 
 
 def _blocks(arch: "UNetArchitecture") -> Iterator[tuple[str, str]]:

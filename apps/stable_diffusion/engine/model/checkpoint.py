@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -20,7 +20,29 @@ from apps.stable_diffusion.engine.model.pipelines import KINDS, SUPPORTED, XL, k
 
 ENCODER_FILE, OTHER_FILE = "model", "diffusion_pytorch_model"
 """How files of weights are called: transformers', and diffusers'."""
+VAE_FILE = f"{OTHER_FILE}.safetensors"
 COMPONENTS = tuple(dict.fromkeys(name for kind in KINDS for name in kind.components))
+
+
+class ComponentSource(Protocol):
+    """Where a component's weights are read."""
+
+    location: str
+
+    def where(self, component: str) -> str:
+        """For people."""
+
+    def tensors(self, component: str) -> dict[str, TensorEntry]:
+        """A component's tensors by diffusers' names."""
+
+    def read(self, entry: TensorEntry) -> np.ndarray:
+        """One tensor as stored in the file."""
+
+
+class VaeSource(ComponentSource, Protocol):
+    """An autoencoder that is not the checkpoint's own."""
+
+    vae_config: dict[str, Any]
 
 
 class Checkpoint(ModelFolder):
@@ -29,6 +51,9 @@ class Checkpoint(ModelFolder):
     Raises:
         CheckpointError: it cannot be read or is not a pipeline that this engine runs.
     """
+
+    other_vae: VaeSource | None = None
+    """What is served in place of its own."""
 
     def __init__(self, location: str) -> None:
         super().__init__(_resolve(str(location)))
@@ -68,8 +93,21 @@ class Checkpoint(ModelFolder):
         """Components with weights."""
         return self.kind.components
 
+    def where(self, component: str) -> str:
+        """Where its weights are, for people."""
+        return f"{self.location}/{component}"
+
     def config(self, component: str) -> dict[str, Any]:
         """A component's config. Raises CheckpointError if a number in it is out of range."""
+        if component == "vae" and self.other_vae is not None:
+            return self.other_vae.vae_config
+        return self._own_config(component)
+
+    def source(self, component: str) -> ComponentSource:
+        """Where its weights are."""
+        return self.other_vae if component == "vae" and self.other_vae is not None else self
+
+    def _own_config(self, component: str) -> dict[str, Any]:
         return self._checked(f"{component}/config.json", FIELDS[component])
 
     @cached_property
@@ -86,7 +124,7 @@ class Checkpoint(ModelFolder):
         if found is None:
             hint = "a folder in diffusers layout is expected"
             if name == "model_index.json" and (single := self._single_file()):
-                hint = f"{single} is a single-file checkpoint: convert it with diffusers' from_single_file"
+                hint = f"{single} is a checkpoint in a single file: name it, {self.location}/{single}"
             raise CheckpointError(f"{self.location}: {name} is missing; {hint}")
         if not isinstance(found, dict):
             raise CheckpointError(f"{self.location}/{name} is not a JSON object")
@@ -130,6 +168,11 @@ class Checkpoint(ModelFolder):
         """One tensor as stored in the file."""
         return self.array(entry.file, entry.start, entry.stop, entry.dtype, entry.shape)
 
+    def tokenizer(self, name: str) -> Any:
+        """One of the `tokenizers`, transformers'. Raises CheckpointError if it cannot be read."""
+        with self.local_folder(name) as folder:
+            return read_tokenizer(f"{folder}/{name}", f"{self.location}/{name}")
+
     @contextmanager
     def local_folder(self, *folders: str) -> Iterator[str]:
         """The pipeline's folder. Of a remote one these folders are copied (all that it needs, if none is named), for as
@@ -156,6 +199,16 @@ class Checkpoint(ModelFolder):
         return files
 
 
+def read_tokenizer(location: str, where: str) -> Any:
+    """transformers' tokenizer of a folder or hub id. Raises CheckpointError."""
+    import transformers
+
+    try:
+        return transformers.AutoTokenizer.from_pretrained(location)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{where}: no tokenizer can be read: {error}") from error
+
+
 def _resolve(location: str) -> str:
     """The folder or URL to read; a hub id is fetched into the hub's own cache first."""
     if "://" in location:
@@ -164,10 +217,7 @@ def _resolve(location: str) -> str:
     if path.is_dir():
         return str(path.resolve())
     if path.is_file():
-        raise CheckpointError(
-            f"{location} is a file; a folder in diffusers layout is expected: convert a single-file checkpoint with "
-            "diffusers' from_single_file and save_pretrained"
-        )
+        raise CheckpointError(f"{location} is a file; a folder in diffusers' layout or a .safetensors file is expected")
     if location.startswith(("/", ".", "~")) or location.count("/") != 1:
         raise CheckpointError(f"{location}: no such folder")
     return _snapshot(location)

@@ -15,7 +15,7 @@ import numpy as np
 
 from apps.arrays.model_folder import CheckpointError, TensorEntry
 from apps.serving.numbers.finite import all_finite
-from apps.stable_diffusion.engine.model.checkpoint import Checkpoint
+from apps.stable_diffusion.engine.model.checkpoint import Checkpoint, ComponentSource
 from apps.stable_diffusion.engine.model.low_rank import LoraPair
 
 READERS = 8  # remote files are slow: several tensors are read at a time
@@ -124,7 +124,8 @@ def required(
     Raises:
         CheckpointError: one is missing, or its shape is not what the config implies.
     """
-    entries = {_new_name(name): entry for name, entry in checkpoint.tensors(component).items()}
+    source = checkpoint.source(component)
+    entries = {_new_name(name): entry for name, entry in source.tensors(component).items()}
     shapes = {name: jax.ShapeDtypeStruct(_as_used(name, entry.shape), dtype) for name, entry in entries.items()}
     asked: set[str] = set()
 
@@ -138,20 +139,20 @@ def required(
     try:
         jax.eval_shape(noting, shapes)
     except CheckpointError as error:
-        raise CheckpointError(f"{checkpoint.location}/{component}: {error}") from None
+        raise CheckpointError(f"{source.where(component)}: {error}") from None
     return {name: entry for name, entry in entries.items() if name in asked}
 
 
 def load(
-    checkpoint: Checkpoint, entries: Mapping[str, TensorEntry], dtype: np.dtype, sharding: jax.sharding.Sharding
+    source: ComponentSource, entries: Mapping[str, TensorEntry], dtype: np.dtype, sharding: jax.sharding.Sharding
 ) -> dict[str, jax.Array]:
     """Read tensors onto the devices, a few at a time, so that the host never holds a whole model."""
 
     def read(name: str) -> jax.Array:
-        array = np.ascontiguousarray(_transpose(name, checkpoint.read(entries[name]))).astype(dtype, copy=False)
+        array = np.ascontiguousarray(_transpose(name, source.read(entries[name]))).astype(dtype, copy=False)
         if not all_finite(array):
             raise CheckpointError(
-                f"{checkpoint.location}/{entries[name].file}: tensor {name} has numbers that are not finite (NaN or "
+                f"{source.location}/{entries[name].file}: tensor {name} has numbers that are not finite (NaN or "
                 f"infinity, or too large for {dtype})"
             )
         return jax.device_put(array, sharding)

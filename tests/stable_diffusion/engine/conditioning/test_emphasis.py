@@ -11,18 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from apps.stable_diffusion.engine.conditioning.chunks import Chunk, WeightedTokens, chunked
+from apps.stable_diffusion.engine.conditioning.chunks import PromptChunk, WeightedTokens, chunked
 from apps.stable_diffusion.engine.conditioning.emphasis import MAX_DEPTH, weighted_parts
 
 CASES = json.loads(Path(__file__).with_name("automatic1111_prompts.json").read_text())
 
 
-def runs(chunk: Chunk) -> list[tuple[str, float]]:
+def runs(chunk: PromptChunk) -> list[tuple[str, float]]:
     groups = itertools.groupby(zip(chunk.ids, chunk.weights), key=lambda each: each[1])
     return [("".join(chr(token) for token, _ in group), weight) for weight, group in groups]
 
 
-def letters(prompt: str, most: int = 100) -> tuple[list[Chunk], list[int]]:
+def letters(prompt: str, most: int = 100) -> tuple[list[PromptChunk], list[int]]:
     """Chunks of a prompt whose tokens are its letters."""
     parts = weighted_parts(prompt)
     tokens = [WeightedTokens([ord(each) for each in part.text], part.weight, part.begins_chunk) for part in parts]
