@@ -85,6 +85,10 @@ class StableDiffusionConfig(AppConfig):
     lora_slots: int = Field(4, ge=1, le=256)
     """Combinations of LoRAs and weights that are on the devices at a time. A picture with another one waits until the
     pictures of one of them have ended."""
+    safety_checker: str | None = None
+    """Hide what diffusers' safety checker finds: a local folder or hub id of a pipeline with one, or of the checker
+    (CompVis/stable-diffusion-safety-checker). It looks at each picture and preview on the CPU; what it finds is black,
+    and the answer says so."""
     compile_cache: str | None = "~/.cache/podslice/jax"
     """Folder of JAX's persistent compilation cache: a UNet takes minutes to compile. None: no cache."""
     health_step_deadline_s: float = Field(300, gt=0)

@@ -19,6 +19,7 @@ from apps.stable_diffusion.engine.request import MAX_SEED, LoraUse, PictureReque
 from apps.stable_diffusion.metrics import PictureMetrics
 from apps.stable_diffusion.png import encode_png, parameters_of
 from apps.stable_diffusion.prompt_syntax import marks, with_loras
+from apps.stable_diffusion.safety import HIDDEN, SafetyChecker
 from apps.stable_diffusion.samplers import sampler_named
 from ray_configs.stable_diffusion import StableDiffusionConfig
 
@@ -116,9 +117,9 @@ News = QueuePosition | Step | PreviewPng | FinishedPng
 class PictureModel:
     """A loaded model with its limits and metrics."""
 
-    def __init__(self, config: StableDiffusionConfig, engine: Engine):
+    def __init__(self, config: StableDiffusionConfig, engine: Engine, checker: SafetyChecker | None = None):
         self.config, self.name, self.created = config, config.served_name, int(time.time())
-        self.engine = engine
+        self.engine, self._checker = engine, checker
         deadline_s = config.health_step_deadline_s
         self._watch = StuckWatch(self.check, lambda: engine.lose_stuck(deadline_s), lambda: engine.busy, deadline_s)
         self.sizes: tuple[Size, ...] = engine.backend.sizes
@@ -216,7 +217,7 @@ class PictureModel:
         async for event in job:
             match event:
                 case Preview(picture, number, step, steps, pixels):
-                    png = await loop.run_in_executor(self._encoders, encode_png, pixels, {})
+                    png = await loop.run_in_executor(self._encoders, self._previewed, pixels)
                     yield PreviewPng(picture, number, step, steps, png)
                 case Finished():
                     self._metrics.observe("picture", event.seconds)
@@ -229,6 +230,15 @@ class PictureModel:
         pictures = [news async for news in self.news(job) if isinstance(news, FinishedPng)]
         return sorted(pictures, key=lambda drawn: drawn.picture)
 
+    def _previewed(self, pixels: np.ndarray) -> bytes:
+        return encode_png(self._shown(pixels)[0], {})
+
+    def _shown(self, pixels: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
+        """A picture as its caller sees it, and a warning if the safety checker hides it."""
+        if self._checker is None or not self._checker.hidden(pixels):
+            return pixels, ()
+        return np.zeros_like(pixels), (HIDDEN,)
+
     def _drawn(self, finished: Finished, finish: Finish | None) -> FinishedPng:
         request = finished.request
         parameters = parameters_of(request, self.name)
@@ -239,8 +249,9 @@ class PictureModel:
             "steps": str(request.num_inference_steps),
             "model": self.name,
         }
-        png = encode_png(finish(finished.pixels) if finish else finished.pixels, texts)
-        return FinishedPng(finished.picture, png, request, parameters, finished.warnings, finished.seconds)
+        pixels, hidden = self._shown(finished.pixels)
+        png = encode_png(finish(pixels) if finish else pixels, texts)
+        return FinishedPng(finished.picture, png, request, parameters, finished.warnings + hidden, finished.seconds)
 
     def stats(self) -> EngineStats:
         return self.engine.stats()

@@ -31,8 +31,10 @@ class StableDiffusionServer(EngineServer):
     def load(self, config: StableDiffusionConfig) -> Any:
         from apps.stable_diffusion.engine.engine import Engine
         from apps.stable_diffusion.pictures import PictureModel
+        from apps.stable_diffusion.safety import SafetyChecker
 
-        return PictureModel(config, Engine.load(config))
+        checker = None if config.safety_checker is None else SafetyChecker(config.safety_checker)
+        return PictureModel(config, Engine.load(config), checker)
 
     def http_app(self, model: Any, keys: Principals) -> Any:
         from apps.stable_diffusion.http.app import http_app
