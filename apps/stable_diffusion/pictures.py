@@ -15,7 +15,7 @@ from apps.stable_diffusion.engine.conditioning.emphasis import weighted_parts
 from apps.stable_diffusion.engine.engine import Engine, EngineStats
 from apps.stable_diffusion.engine.job import Finished, PictureJob, Preview, QueuePosition, Step
 from apps.stable_diffusion.engine.loras.known import KnownLoras
-from apps.stable_diffusion.engine.request import MAX_SEED, LoraUse, PictureRequest, Size, check_size
+from apps.stable_diffusion.engine.request import MAX_SEED, LoraUse, PictureRequest, SecondPass, Size, check_size
 from apps.stable_diffusion.metrics import PictureMetrics
 from apps.stable_diffusion.png import encode_png, parameters_of
 from apps.stable_diffusion.prompt_syntax import marks, with_loras
@@ -74,6 +74,8 @@ class PicturesRequest:
     strength: float | None = None
     min_steps: int = 0
     loras: tuple[LoraUse, ...] = ()
+    second_pass: SecondPass | None = None
+    """Over the finished picture, enlarged; see `SecondPass`."""
     previews: int = 0
     """Number of previews of each picture, spread evenly over its steps."""
 
@@ -163,9 +165,10 @@ class PictureModel:
             if wanted.emphasis:
                 check_emphasis(field, getattr(wanted, field), config.prompt_chunks)
         steps = config.num_inference_steps if wanted.num_inference_steps is None else wanted.num_inference_steps
-        if steps > config.max_inference_steps:
-            most = config.max_inference_steps
-            raise RequestError("num_inference_steps", f"num_inference_steps is {steps}; it can be 1 to {most}")
+        again = None if wanted.second_pass is None else wanted.second_pass.num_inference_steps
+        for name, count in (("num_inference_steps", steps), ("second_pass", again)):
+            if count is not None and count > config.max_inference_steps:
+                raise RequestError(name, f"{name} is {count}; it can be 1 to {config.max_inference_steps} steps")
         scheduler, karras = sampler_named(wanted.scheduler or config.scheduler, wanted.schedule)
         width, height = wanted.size
         optional: dict[str, Any] = {"strength": wanted.strength, "seed": wanted.seed}
@@ -183,6 +186,7 @@ class PictureModel:
             mask=wanted.mask,
             min_steps=wanted.min_steps,
             loras=wanted.loras,
+            second_pass=wanted.second_pass,
             **{name: value for name, value in optional.items() if value is not None},
         )
         others = (replace(first, seed=(first.seed + index) % (MAX_SEED + 1)) for index in range(1, wanted.n))

@@ -11,6 +11,7 @@ from PIL.PngImagePlugin import PngInfo
 from apps.stable_diffusion.engine.request import PictureRequest
 from apps.stable_diffusion.prompt_syntax import with_loras
 from apps.stable_diffusion.samplers import SAMPLER_NAMES
+from apps.stable_diffusion.upscalers import upscaler_of
 
 COMPRESSION = {"compress_level": 1, "compress_type": zlib.Z_RLE}
 """Run lengths and Huffman codes, without a search for repetitions, which photos do not have: a third less time than
@@ -44,5 +45,12 @@ def parameters_of(request: PictureRequest, model: str) -> str:
     }
     if request.image is not None:
         facts["Denoising strength"] = f"{request.strength:g}"
+    if (second := request.second_pass) is not None:
+        facts |= {
+            "Denoising strength": f"{second.strength:g}",
+            "Hires resize": f"{second.width}x{second.height}",
+            "Hires steps": second.num_inference_steps or request.num_inference_steps,
+            "Hires upscaler": upscaler_of(second),
+        }
     lines.append(", ".join(f"{key}: {value}" for key, value in facts.items()))
     return "\n".join(lines)

@@ -122,6 +122,8 @@ class Engine(EngineThread):
             raise RequestError("previews", f"previews is {previews}; it must be from 0 to {MAX_PREVIEWS}")
         for request in requests:
             check_size((request.width, request.height), self.backend.sizes)
+            if (second := request.second_pass) is not None:
+                check_size((second.width, second.height), self.backend.sizes)
             self.backend.loras.combination(request.loras)
             if request.emphasis and not self.backend.emphasis:
                 raise RequestError("emphasis", "emphasis: this model's prompts have no weights; leave it out")

@@ -6,11 +6,14 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from apps.serving.errors import EngineStopped, RequestError
 from apps.serving.event_loops import wake
 from apps.stable_diffusion.engine.backends.backend import Backend
 from apps.stable_diffusion.engine.job import Finished, PictureFailed, PictureJob, Preview, Step
 from apps.stable_diffusion.engine.picture_queue import PictureQueue, PictureTask
+from apps.stable_diffusion.engine.second_pass import second_request
 
 log = logging.getLogger("podslice")
 
@@ -44,7 +47,8 @@ class OpenJobs:
     def started(self, task: PictureTask, picture: Any) -> None:
         """Take a waiting picture into the batch."""
         self._failed_starts = 0
-        task.previews = _preview_steps(picture.steps_total, task.job.previews)
+        if task.second is None:
+            task.previews = _preview_steps(picture.steps_total, task.job.previews)
         task.picture = picture
         self.queue.started(task)
         with self._lock:
@@ -75,11 +79,11 @@ class OpenJobs:
     def hand_out(self, batch: list[PictureTask]) -> None:
         """Report each picture's progress to its reader, with previews and finished pictures."""
         for task in batch:
-            picture = task.begun
-            task.job.put(Step(task.index, picture.steps_done, picture.steps_total))
+            task.job.put(Step(task.index, task.steps_done, task.steps_total))
         wake(task.job for task in batch)
         wanted = [task for task in batch if not task.job.leaving]
-        done = [task for task in wanted if task.begun.steps_done >= task.begun.steps_total]
+        ended = [task for task in wanted if task.begun.steps_done >= task.begun.steps_total]
+        done = [task for task in ended if task.request.second_pass is None]
         shown = [task for task in wanted if task.previews and task.begun.steps_done >= task.previews[0]]
         if done:
             for task, pixels in zip(done, self._backend.decode([task.picture for task in done])):
@@ -91,17 +95,32 @@ class OpenJobs:
                     self._finish(task, pixels)
         if shown:
             for task, pixels in zip(shown, self._backend.decode([task.picture for task in shown], estimate=True)):
-                picture = task.begun
                 if pixels is not None and task.job.end is None:
-                    task.job.put(Preview(task.index, task.shown, picture.steps_done, picture.steps_total, pixels))
+                    task.job.put(Preview(task.index, task.shown, task.steps_done, task.steps_total, pixels))
                 task.previews, task.shown = task.previews[1:], task.shown + 1
+        for task in ended:
+            if task not in done and task.job.end is None:
+                self._begin_second(task)
         wake(task.job for task in (*done, *shown))
+
+    def _begin_second(self, task: PictureTask) -> None:
+        """Put a picture whose first pass is done into the queue for its second."""
+        first = task.begun
+        latents = self._backend.latents(first)
+        if not np.isfinite(latents).all():
+            self._fail_job(task.job, PictureFailed(UNSOUND))
+            return
+        second = second_request(task.request, latents)
+        self.queue.again(task, second, self._backend.group((second.width, second.height)))
+        self._backend.end(first)
+        with self._lock:
+            self.waiting += 1
 
     def _finish(self, task: PictureTask, pixels: Any) -> None:
         self._remove(task)
         self.pictures += 1
-        job, picture, seconds = task.job, task.begun, time.monotonic() - task.submitted
-        job.put(Finished(task.index, pixels, task.request, picture.steps_total, tuple(picture.warnings), seconds))
+        job, steps, seconds = task.job, task.steps_total, time.monotonic() - task.submitted
+        job.put(Finished(task.index, pixels, task.asked, steps, tuple(task.begun.warnings), seconds))
         if job.pictures_done == len(job.requests):
             job.close("finished")
 

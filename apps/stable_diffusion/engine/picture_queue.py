@@ -30,10 +30,29 @@ class PictureTask:
     picture: Picture | None = None  # None: it waits
     previews: tuple[int, ...] = ()  # steps after which previews are still to be sent
     shown: int = 0  # previews sent
+    second: PictureRequest | None = None  # its second pass, once that has its turn
+    steps_before: int = 0  # of the first pass, in the second
 
     @property
     def request(self) -> PictureRequest:
+        """What is drawn now."""
+        return self.second or self.asked
+
+    @property
+    def asked(self) -> PictureRequest:
+        """What the job asked for."""
         return self.job.requests[self.index]
+
+    @property
+    def steps_done(self) -> int:
+        return self.steps_before + self.begun.steps_done
+
+    @property
+    def steps_total(self) -> int:
+        """Of both passes; of a second one that is still to come as far as it is known."""
+        wanted = self.request.second_pass
+        ahead = 0 if wanted is None else wanted.steps(self.request.num_inference_steps)
+        return self.steps_before + self.begun.steps_total + ahead
 
     @property
     def begun(self) -> Picture:
@@ -82,6 +101,14 @@ class PictureQueue:
         """Move a task, which has its picture now, from waiting to running."""
         self._waiting[task.group].remove(task)
         self._running.setdefault(task.group, []).append(task)
+
+    def again(self, task: PictureTask, second: PictureRequest, group: Hashable) -> None:
+        """A running task waits for its second pass, in front of younger ones."""
+        self._running[task.group].remove(task)
+        task.second, task.steps_before, task.group = second, task.begun.steps_total, group
+        task.picture, task.previews = None, ()
+        self._waiting.setdefault(group, deque()).appendleft(task)
+        self.no_loras = False
 
     def remove(self, task: PictureTask) -> None:
         """Remove a task that has ended, in whatever way."""

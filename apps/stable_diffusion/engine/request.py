@@ -36,6 +36,10 @@ def check_prompt(prompt: str) -> None:
         raise RequestError("prompt", "prompt is empty: say what the picture should show")
 
 
+Interpolation = Literal["bilinear", "bicubic", "nearest", "nearest-exact"]
+"""torch's names."""
+
+
 @dataclass(frozen=True)
 class LoraUse:
     """A LoRA that a picture is made with."""
@@ -54,6 +58,33 @@ class LoraUse:
                     f"loras: the weight of {self.name!r:.100} is {weight}; it can be {-MAX_LORA_WEIGHT:g} to "
                     f"{MAX_LORA_WEIGHT:g}",
                 )
+
+
+@dataclass(frozen=True)
+class SecondPass:
+    """What follows a first pass, whose latents are enlarged and drawn over: AUTOMATIC1111's "hires fix"."""
+
+    width: int
+    height: int
+    """Pixels of the picture in the end."""
+    strength: float = 0.75
+    """Share of the steps that are run, 0 to 1, but at least one step."""
+    num_inference_steps: int | None = None
+    """None: as many as the first pass has."""
+    interpolation: Interpolation = "bilinear"
+    antialias: bool = False
+    """With bilinear and bicubic."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.strength <= 1:
+            raise RequestError("strength", f"strength is {self.strength}; it must be from 0 to 1")
+        steps = self.num_inference_steps
+        if steps is not None and steps < 1:
+            raise RequestError("num_inference_steps", f"the second pass has {steps} steps; it must have at least 1")
+
+    def steps(self, first: int) -> int:
+        """Steps that it runs, after a first pass that was asked for so many."""
+        return max(1, int((self.num_inference_steps or first) * self.strength))
 
 
 @dataclass(frozen=True)
@@ -84,6 +115,10 @@ class PictureRequest:
     min_steps: int = 0
     """With `image`: steps that are run at least; with 1, `strength` may be 0."""
     loras: tuple[LoraUse, ...] = ()
+    second_pass: SecondPass | None = None
+    """What is drawn over the picture, enlarged; not with `image`."""
+    latents: np.ndarray | None = None
+    """[h, w, channels] float32, in place of `image`: what a second pass begins with."""
 
     def __post_init__(self) -> None:
         def refuse(name: str, message: str) -> None:
@@ -110,3 +145,5 @@ class PictureRequest:
                 refuse(name, f"{name} is {list(array.shape)}; the requested size needs {list(shape)}")
         if self.mask is not None and self.image is None:
             refuse("mask", "mask needs an image to keep parts of")
+        if self.second_pass is not None and self.image is not None:
+            refuse("second_pass", "a second pass is for pictures that begin with noise, not with an image")

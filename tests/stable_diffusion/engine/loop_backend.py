@@ -66,6 +66,9 @@ class LoopBackend:
     def end(self, picture: Sketch) -> None:
         self.slots.release(picture.slot)
 
+    def latents(self, picture: Sketch) -> np.ndarray:
+        return np.full((picture.request.height // 8, picture.request.width // 8, 4), picture.request.seed, np.float32)
+
     def denoise(self, pictures: list[Sketch], steps: int) -> None:
         assert len({(p.request.width, p.request.height) for p in pictures}) == 1
         assert 0 < len(pictures) <= self.batch_sizes[-1] and len(set(map(id, pictures))) == len(pictures)

@@ -83,6 +83,9 @@ class Backend(Protocol[PictureT]):
     def wait(self, pictures: Sequence[PictureT]) -> None:
         """Wait for the steps launched for these pictures. Raises their errors."""
 
+    def latents(self, picture: PictureT) -> np.ndarray:
+        """[h, w, channels] float32 of a picture whose steps are done."""
+
     def decode(self, pictures: Sequence[PictureT], estimate: bool = False) -> list[np.ndarray | None]:
         """[height, width, 3] uint8 for each; None where its numbers are not finite.
 

@@ -20,6 +20,7 @@ from apps.arrays.programs import Key, ProgramSet
 from apps.stable_diffusion.engine.backends.assembly import programs_of, schedule_of, tokenizing_of
 from apps.stable_diffusion.engine.backends.backend import Progress
 from apps.stable_diffusion.engine.backends.picture_arrays import PictureArrays, nhwc
+from apps.stable_diffusion.engine.backends.program_titles import title
 from apps.stable_diffusion.engine.backends.programs import DenoisingState, PictureInputs
 from apps.stable_diffusion.engine.conditioning.interface import EncodedPrompt
 from apps.stable_diffusion.engine.conditioning.prompts import REMEMBERED, Prompts
@@ -160,7 +161,7 @@ class JaxBackend:
             nonlocal done
             done += 1
             if progress is not None:
-                progress(_describe(key), done, len(self._compiled.specs), seconds)
+                progress(title(key), done, len(self._compiled.specs), seconds)
 
         self._compiled.compile(compiled)
         log.info("compiled %d programs in %.1f s", done, time.monotonic() - started)
@@ -189,7 +190,8 @@ class JaxBackend:
         mask, original, start_noise = self._arrays.ones(size), zeros, zeros
         noise, schedule = nhwc(plan.start_noise), plan.schedule
         if request.image is None:
-            latents = self._arrays.put(denoiser.packed(schedule.start_noise * noise))
+            given = 0 if request.latents is None else schedule.start_image * request.latents
+            latents = self._arrays.put(denoiser.packed(given + schedule.start_noise * noise))
         else:
             mix = np.array([schedule.start_image, schedule.start_noise], np.float32)
             arguments = np.ascontiguousarray(request.image), nhwc(plan.image_noise), noise, mix
@@ -252,6 +254,10 @@ class JaxBackend:
         """See `Backend.wait`."""
         jax.block_until_ready([picture.state for picture in pictures])
 
+    def latents(self, picture: JaxPicture) -> np.ndarray:
+        """See `Backend.latents`."""
+        return self.programs.denoiser.unpacked(np.asarray(picture.state.latents), picture.plan.shape)
+
     def decode(self, pictures: Sequence[JaxPicture], estimate: bool = False) -> list[np.ndarray | None]:
         """See `Backend.decode`. One picture per chip at a time: a decoder's attention is large."""
         chips, launched = self.programs.mesh.size, []
@@ -286,12 +292,3 @@ class JaxBackend:
 
 def _nbytes(forms: Any) -> int:
     return sum(form.size * form.dtype.itemsize for form in jax.tree.leaves(forms))
-
-
-def _describe(key: Key) -> str:
-    kind, *rest = key
-    if kind in ("text", "lora"):
-        return {"text": "text encoder", "lora": "slots for LoRA"}[kind]
-    where = f"{rest[0]} patches" if isinstance(rest[0], int) else "{}x{}".format(*rest[0])
-    name = {"denoise": "denoising", "decode": "decoder", "image": "image encoder"}[kind]
-    return f"{name} {where}" + (f" batch {rest[1]}" if kind == "denoise" else "")

@@ -18,14 +18,14 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
 from apps.stable_diffusion.engine.backends import torch_devices
 from apps.stable_diffusion.engine.backends.backend import Progress
-from apps.stable_diffusion.engine.backends.torch_networks import TorchNetworks, TorchText
+from apps.stable_diffusion.engine.backends.torch_networks import KeptRegion, TorchNetworks, TorchText
 from apps.stable_diffusion.engine.conditioning.clip_tokens import ClipTokens
 from apps.stable_diffusion.engine.conditioning.prompts import Prompts
 from apps.stable_diffusion.engine.loras.known import KnownLoras
@@ -42,14 +42,6 @@ from apps.stable_diffusion.engine.scheduling.trajectory import (
 
 log = logging.getLogger("podslice")
 CHANNELS = 4  # of the latents
-
-
-class KeptRegion(NamedTuple):
-    """The part of an image that inpainting keeps."""
-
-    mask: torch.Tensor  # [1, 1, h, w], 0 where it is kept
-    original: torch.Tensor  # [1, 4, h, w]
-    start_noise: torch.Tensor  # [1, 4, h, w]
 
 
 @dataclass(eq=False)
@@ -144,7 +136,10 @@ class TorchBackend:
         plan = self._planner.plan(request)
         self.loras.combination(request.loras)
         start_noise, schedule = plan.start_noise, plan.schedule
-        latents, kept = (schedule.start_noise * start_noise).to(self._device), None
+        noise = schedule.start_noise * start_noise
+        if request.latents is not None:
+            noise = noise + schedule.start_image * torch.from_numpy(request.latents).permute(2, 0, 1)[None]
+        latents, kept = noise.to(self._device), None
         if request.image is not None:
             original = self._encode_image(request.image, plan.image_noise)
             latents = latents + torch.full((1, 1, 1, 1), schedule.start_image).to(self._device) * original
@@ -196,6 +191,10 @@ class TorchBackend:
             xla_model.wait_device_ops()
         elif self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+
+    def latents(self, picture: TorchPicture) -> np.ndarray:
+        """See `Backend.latents`."""
+        return picture.latents[0].permute(1, 2, 0).cpu().numpy()
 
     @torch.no_grad()
     def decode(self, pictures: Sequence[TorchPicture], estimate: bool = False) -> list[np.ndarray | None]:

@@ -21,6 +21,14 @@ class TorchText(NamedTuple):
         return TorchText(*(None if each is None else function(each) for each in self))
 
 
+class KeptRegion(NamedTuple):
+    """The part of an image that inpainting keeps."""
+
+    mask: torch.Tensor  # [1, 1, h, w], 0 where it is kept
+    original: torch.Tensor  # [1, 4, h, w]
+    start_noise: torch.Tensor  # [1, 4, h, w]
+
+
 class TorchNetworks:
     """A model's text encoders, UNet and VAE on a device. No method keeps what it computes on its way.
 

@@ -46,7 +46,7 @@ class Denoiser(Protocol):
     def packed(self, latents: Array) -> Array:
         """[h, w, channels] -> a picture's array; of a mask [h, w, 1] -> its array."""
 
-    def unpacked(self, array: jax.Array, latents: Shape) -> jax.Array:
+    def unpacked(self, array: Array, latents: Shape) -> Array:
         """A picture's array -> [h, w, channels]."""
 
     def place(self, latents: Shape) -> np.ndarray | None:

@@ -41,7 +41,7 @@ class UNetDenoiser:
     def packed(self, latents: Array) -> Array:
         return latents
 
-    def unpacked(self, array: jax.Array, latents: Shape) -> jax.Array:
+    def unpacked(self, array: Array, latents: Shape) -> Array:
         return array
 
     def place(self, latents: Shape) -> np.ndarray | None:

@@ -77,7 +77,7 @@ class ZImageDenoiser:
         padding = ((0, self._filled(len(patches)) - len(patches)), (0, 0))
         return np.pad(patches, padding) if isinstance(patches, np.ndarray) else jnp.pad(patches, padding)
 
-    def unpacked(self, array: jax.Array, latents: Shape) -> jax.Array:
+    def unpacked(self, array: Array, latents: Shape) -> Array:
         height, width, channels = latents
         rows, columns = height // PATCH, width // PATCH
         patches = array[: rows * columns].reshape(rows, columns, PATCH, PATCH, channels)

@@ -108,7 +108,7 @@ class Planner:
                 f"guidance_scale is {request.guidance_scale}; this model is served without guidance: leave it out, or "
                 f"set it to at most {self.no_guidance:g}",
             )
-        strength = None if request.image is None else request.strength
+        strength = None if request.image is None and request.latents is None else request.strength
         inpaint = request.mask is not None
         shape = request.height // self.reduction, request.width // self.reduction, self.channels
         noise_schedule = self.noise_schedule.karras() if request.karras else self.noise_schedule

@@ -15,13 +15,14 @@ from apps.serving.ingress.dialects.openai_errors import parsed, refusing
 from apps.serving.ingress.openapi import json_body
 from apps.stable_diffusion.http.uploads import from_base64, read_image
 from apps.stable_diffusion.pictures import PictureModel
+from apps.stable_diffusion.upscalers import UPSCALERS
 from ray_configs.cluster.release import PODSLICE_VERSION
 
 NOTHING: dict[str, Any] = {
     "sd-vae": [],
     "hypernetworks": [],
     "embeddings": {"loaded": {}, "skipped": {}},
-    "latent-upscale-modes": [],
+    "latent-upscale-modes": [{"name": name} for name in UPSCALERS],
     "face-restorers": [],
     "realesrgan-models": [],
     "prompt-styles": [],

@@ -10,7 +10,8 @@ from typing import Any
 from apps.serving.ingress.dialects.openai_errors import OpenAIError
 from apps.stable_diffusion.engine.request import Scheduler
 
-ONE_SIZE = "pictures are made at one size, without a second pass"
+ONE_SIZE = "a picture's first pass has its own size"
+SAME = "the second pass is made as the first"
 ONE_SEED = "a picture's noise comes from its seed alone"
 ONE_MODEL = "one model is served here, as it is"
 WHOLE = "the sampler runs as published"
@@ -22,7 +23,6 @@ Neutral = Mapping[str, tuple[tuple[Any, ...], str]]
 """Name -> (values that change nothing; why others are refused)."""
 
 FIELDS: Neutral = {
-    "enable_hr": ((False,), ONE_SIZE),
     "firstphase_width": ((0,), ONE_SIZE),
     "firstphase_height": ((0,), ONE_SIZE),
     "tiling": ((False,), "pictures have edges"),
@@ -43,6 +43,14 @@ FIELDS: Neutral = {
     "clip_skip": ((0, 1), "the text encoder is read at its last layer"),
     "controlnet_units": ((), "there is no ControlNet here"),
 }
+SECOND_PASS: Neutral = {
+    "hr_checkpoint_name": (("Use same checkpoint",), ONE_MODEL),
+    "hr_sampler_name": (("Use same sampler",), SAME),
+    "hr_scheduler": (("Use same scheduler",), SAME),
+    "hr_prompt": ((), SAME),
+    "hr_negative_prompt": ((), SAME),
+}
+"""With `enable_hr`."""
 SETTINGS: Neutral = {
     "CLIP_stop_at_last_layers": ((1, 0), "the text encoder is read at its last layer"),
     "always_discard_next_to_last_sigma": ((False,), WHOLE),
@@ -107,6 +115,11 @@ def check_fields(fields: Mapping[str, Any]) -> None:
     for name, script in _scripts(fields.get("alwayson_scripts")):
         if not _is_off(script):
             raise _refused(f"alwayson_scripts.{name}", script, "scripts and ControlNet do not run here")
+
+
+def check_second_pass(fields: Mapping[str, Any]) -> None:
+    """Raises OpenAIError if the second pass is asked to be another than the first."""
+    _check(fields, SECOND_PASS, "")
 
 
 def check_settings(settings: Mapping[str, Any], prefix: str = "") -> None:

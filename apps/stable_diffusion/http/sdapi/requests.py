@@ -1,6 +1,6 @@
 """Bodies of AUTOMATIC1111's web UI API, which most Stable Diffusion programs use."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -16,6 +16,7 @@ NAMES = {
     "loras": "prompt",
 }
 """Engine's field -> AUTOMATIC1111's."""
+SECOND_PASS = frozenset(("enable_hr", "hr_scale", "hr_resize_x", "hr_resize_y", "hr_upscaler", "hr_second_pass_steps"))
 
 
 class Text2ImageBody(BaseModel):
@@ -23,6 +24,7 @@ class Text2ImageBody(BaseModel):
     name, unless they have a value that does nothing; unknown fields are ignored, as AUTOMATIC1111 does."""
 
     model_config = ConfigDict(extra="allow", protected_namespaces=(), use_attribute_docstrings=True)
+    of_second_pass: ClassVar[frozenset[str]] = SECOND_PASS | {"denoising_strength"}
 
     prompt: str = ""
     negative_prompt: str | None = None
@@ -39,6 +41,18 @@ class Text2ImageBody(BaseModel):
     """`Automatic`, which is the model's own, or `Karras`."""
     batch_size: int | None = Field(1, ge=1)
     n_iter: int | None = Field(1, ge=1)
+    enable_hr: bool = False
+    """Text to image alone: enlarge the picture's latents and draw over them. The size in the end is a served one."""
+    hr_scale: float = Field(2.0, gt=0, le=16, allow_inf_nan=False)
+    hr_resize_x: int = Field(0, ge=0)
+    hr_resize_y: int = Field(0, ge=0)
+    """In place of `hr_scale`; 0 follows the other."""
+    hr_upscaler: str | None = None
+    """A name of `/sdapi/v1/latent-upscale-modes`; default: Latent."""
+    hr_second_pass_steps: int = Field(0, ge=0)
+    """0: as many as `steps`."""
+    denoising_strength: float = Field(0.75, allow_inf_nan=False)
+    """Share of the steps that are run, at least one: of the second pass; from an image, 0 gives it back."""
     send_images: bool | None = True
     override_settings: dict[str, Any] | None = None
 
@@ -65,17 +79,18 @@ class Text2ImageBody(BaseModel):
     @property
     def sent(self) -> dict[str, Any]:
         """The fields that are built, as the client sent them, without pictures."""
-        return self.model_dump(exclude_none=True, exclude={"init_images", "mask", *self.others})
+        unused = set() if self.enable_hr else self.of_second_pass
+        return self.model_dump(exclude_none=True, exclude={"init_images", "mask", *unused, *self.others})
 
 
 class Image2ImageBody(Text2ImageBody):
     """POST /sdapi/v1/img2img."""
 
+    of_second_pass: ClassVar[frozenset[str]] = SECOND_PASS
+
     init_images: list[str] = Field(min_length=1, max_length=1)
     mask: str | None = None
     """Painted where it is white or, if it has transparency, opaque; of any size."""
-    denoising_strength: float = Field(0.75, allow_inf_nan=False)
-    """Share of the steps that are run, at least one: 0 gives the image back."""
     resize_mode: int = 0
     """0 stretches the image to width x height, 1 crops it."""
     inpainting_mask_invert: int = 0

@@ -31,9 +31,16 @@ from apps.serving.ingress.json_body import BadJSON, parsed_object, read_json
 from apps.serving.ingress.openapi import json_body, json_object
 from apps.stable_diffusion.engine.job import Aborted, PictureJob
 from apps.stable_diffusion.engine.request import Size
+from apps.stable_diffusion.http.sdapi.hires import second_pass_of
 from apps.stable_diffusion.http.sdapi.inpainting import Start, from_image, from_mask
 from apps.stable_diffusion.http.sdapi.lists import add_lists
-from apps.stable_diffusion.http.sdapi.neutral import SETTINGS, check_fields, check_sampler_fields, check_settings
+from apps.stable_diffusion.http.sdapi.neutral import (
+    SETTINGS,
+    check_fields,
+    check_sampler_fields,
+    check_second_pass,
+    check_settings,
+)
 from apps.stable_diffusion.http.sdapi.requests import NAMES, Image2ImageBody, Text2ImageBody
 from apps.stable_diffusion.http.uploads import Fit, from_base64, read_image
 from apps.stable_diffusion.pictures import FinishedPng, PictureModel, PicturesRequest, check_length
@@ -148,6 +155,10 @@ def _check(model: PictureModel, body: Text2ImageBody) -> None:
     """Raises OpenAIError for what would change the picture and is not built."""
     _check_settings(model, body.override_settings or {}, "override_settings.")
     check_fields(body.others)
+    if body.enable_hr:
+        if isinstance(body, Image2ImageBody):
+            raise OpenAIError(400, "enable_hr: is of text to image; leave it out", "enable_hr", "invalid_value")
+        check_second_pass(body.others)
     with refusing(NAMES):
         for field in ("prompt", "negative_prompt"):
             prompt = getattr(body, field) or ""
@@ -201,7 +212,8 @@ async def _answer(model: PictureModel, jobs: Jobs, body: Text2ImageBody, start: 
         wanted = PicturesRequest(
             prompt=prompt if emphasis else unescaped(prompt),
             loras=loras,
-            size=_size(model, body),
+            size=(size := _size(model, body)),
+            second_pass=second_pass_of(model, body, size) if body.enable_hr else None,
             n=body.pictures,
             negative_prompt=negative if emphasis else unescaped(negative),
             emphasis=emphasis,
@@ -239,6 +251,7 @@ async def _answer(model: PictureModel, jobs: Jobs, body: Text2ImageBody, start: 
 def _info(model: PictureModel, job: PictureJob, pictures: list[FinishedPng]) -> dict[str, Any]:
     """AUTOMATIC1111's description of a job; the `all_` lists cover the finished pictures."""
     first = job.requests[0]
+    strength = None if first.second_pass is None else first.second_pass.strength
     return {
         "prompt": with_loras(first.prompt, first.loras),
         "all_prompts": [with_loras(drawn.request.prompt, drawn.request.loras) for drawn in pictures],
@@ -252,7 +265,7 @@ def _info(model: PictureModel, job: PictureJob, pictures: list[FinishedPng]) -> 
         "cfg_scale": first.guidance_scale,
         "steps": first.num_inference_steps,
         "batch_size": len(job.requests),
-        "denoising_strength": None if first.image is None else first.strength,
+        "denoising_strength": strength if first.image is None else first.strength,
         "sd_model_name": model.name,
         "infotexts": [drawn.parameters for drawn in pictures],
         "warnings": sorted({warning for drawn in pictures for warning in drawn.warnings}),

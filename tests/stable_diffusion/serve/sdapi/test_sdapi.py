@@ -109,7 +109,6 @@ def test_what_programs_ask_first(studio):
         ("txt2img", {"scheduler": "Karras"}, "'Karras' is not offered"),
         ("txt2img", {"batch_size": 3, "n_iter": 2}, "batch_size * n_iter is 6"),
         ("txt2img", {"width": 512, "height": 512}, "16x16, 24x16"),
-        ("txt2img", {"enable_hr": True}, "enable_hr: is not offered"),
         ("txt2img", {"restore_faces": True}, "no face restoration"),
         ("txt2img", {"seed": 2**40}, "seed is 1099511627776"),
         ("img2img", {}, "init_images"),

@@ -71,7 +71,7 @@ CHANGES: list[dict[str, Any]] = [
     {"eta": 0, "sampler_name": "Euler a"}, {"s_churn": 0.4}, {"s_min_uncond": 1.0}, {"s_noise": 0.9},
     {"refiner_checkpoint": "refiner", "refiner_switch_at": 0.8}, {"styles": ["anime"]}, {"tiling": True},
     {"restore_faces": True}, {"script_name": "X/Y/Z plot"}, {"infotext": "a cat\nSteps: 3"}, {"clip_skip": 2},
-    {"firstphase_width": 8}, {"enable_hr": True}, {"alwayson_scripts": NEURAL},
+    {"firstphase_width": 8}, {"alwayson_scripts": NEURAL},
     {"alwayson_scripts": {"ADetailer": {"args": [True, False, {"ad_model": "face"}]}}},
 ]  # fmt: skip
 
@@ -262,7 +262,7 @@ def test_what_clients_ask_when_they_start(studio):
         return reply.json()
 
     lists = ("loras", "sd-vae", "hypernetworks", "face-restorers", "realesrgan-models", "prompt-styles", "script-info",
-             "latent-upscale-modes", "extensions")  # fmt: skip
+             "extensions")  # fmt: skip
     assert all(get(path) == [] for path in lists)
     assert get("upscalers")[0]["name"] == "None" and get("embeddings") == {"loaded": {}, "skipped": {}}
     assert get("scripts") == {"txt2img": [], "img2img": []} and get("cmd-flags")["api"] is True

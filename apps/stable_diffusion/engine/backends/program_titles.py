@@ -1,0 +1,13 @@
+"""What a program is called while it compiles."""
+
+from apps.arrays.programs import Key
+
+
+def title(key: Key) -> str:
+    """Of a key of `Programs.listed`."""
+    kind, *rest = key
+    if kind in ("text", "lora"):
+        return {"text": "text encoder", "lora": "slots for LoRA"}[kind]
+    where = f"{rest[0]} patches" if isinstance(rest[0], int) else "{}x{}".format(*rest[0])
+    name = {"denoise": "denoising", "decode": "decoder", "image": "image encoder"}[kind]
+    return f"{name} {where}" + (f" batch {rest[1]}" if kind == "denoise" else "")
