@@ -203,6 +203,12 @@ def test_check_says_so_when_all_is_well(run):
         ("prepared_programs='gs://b/p/programs'", {}, "programs-key", ["compiles its own", "SecretKey"]),
         ("model='meta-llama/Llama-3.2-1B', slice='v5e:1x1'", {}, "gated-model", ["HUGGING_FACE_TOKEN"]),
         ("model='gs://b/model', slice='v5e:1x1'", {}, "bucket-permission", ["403", "mount=None"]),
+        (
+            "adapters={'sql': 'gs://b/sql'}, slice='v5e:1x1'",
+            {},
+            "bucket-permission",
+            ["config.adapters.sql", "gs://b/sql"],
+        ),
         ("", {"exposure": "LoadBalancer(internal=False)"}, "no-api-keys", ["internet", "SecretKey"]),
         ("", {"exposure": "Gateway(gateway_class='gke-l7-global-external-managed')"}, "no-api-keys", ["internet"]),
     ],

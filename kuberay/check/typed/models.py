@@ -108,12 +108,23 @@ def gated_model(configured: Configured) -> Iterator[Problem]:
 
 @rule(Configured, "bucket-permission", "Google Cloud Storage")
 def bucket_permission(configured: Configured) -> Iterator[Problem]:
-    """A model in a bucket is read by a service account with permission."""
-    model = getattr(configured.app.config, "model", "")
-    if model.startswith("gs://") and configured.service.service_account is None:
-        why = f"the Pods' default service account may read {model} only if someone allowed it; else it fails with 403"
-        instead = "bucket=Bucket(name=..., mount=None), which brings a service account that may read it"
-        yield warning(configured.at("config.model"), why, instead)
+    """A model in a bucket, or what belongs to it, is read by a service account with permission."""
+    if configured.service.service_account is not None:
+        return
+    for field, location in _locations(configured.app.config):
+        if location.startswith("gs://"):
+            may = f"the Pods' default service account may read {location} only if someone allowed it"
+            instead = "bucket=Bucket(name=..., mount=None), which brings a service account that may read it"
+            yield warning(configured.at(f"config.{field}"), f"{may}; else it fails with 403", instead)
+
+
+def _locations(config: object) -> Iterator[tuple[str, str]]:
+    """Where a replica reads what it serves, by field; those of adapters and LoRAs by name, too."""
+    for field in ("model", "prepared_programs", "vae"):
+        yield field, getattr(config, field, None) or ""
+    for field in ("adapters", "loras"):
+        named = getattr(config, field, None)
+        yield from ((f"{field}.{name}", location) for name, location in (named or {}).items())
 
 
 @rule(Configured, "capacity-ends", "GKE: flex-start and queued machines have a longest run time")
