@@ -67,5 +67,8 @@ def _refuse_absent(app: Served) -> None:
     config = app.config
     if isinstance(config, CellConfig) or getattr(config, "tiny", False) or "://" in config.model:
         return
-    if config.model.startswith(("/", ".", "~")) and not Path(config.model).expanduser().is_dir():
-        raise Refusal(f"{config.model}: no such folder")
+    if not config.model.startswith(("/", ".", "~")):
+        return
+    path, single = Path(config.model).expanduser(), config.model.endswith(".safetensors")
+    if not (path.is_file() if single else path.is_dir()):
+        raise Refusal(f"{config.model}: no such {'file' if single else 'folder'}")

@@ -91,6 +91,8 @@ def test_what_cannot_start_is_refused_at_once(tmp_path: Path, monkeypatch: pytes
         assert code == 2 and f"port {port} cannot be used (Address already in use)" in said
     absent = tmp_path / "absent"
     assert serve(f"--port={free_port()}", f"model={absent}") == (2, f"podslice: {absent}: no such folder\n")
+    file = f"{absent}.safetensors"
+    assert serve(f"--port={free_port()}", f"model={file}") == (2, f"podslice: {file}: no such file\n")
 
 
 def test_files_and_batches_have_a_folder_on_one_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
