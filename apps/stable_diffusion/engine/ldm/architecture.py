@@ -90,15 +90,18 @@ def unet(entries: Entries, open_clip: bool) -> Config:
 
 def vae(entries: Entries, is_xl: bool) -> Config:
     """Of an autoencoder, its keys without their prefix."""
-    levels = _count(entries, "encoder.down.")
+    levels, channels = _count(entries, "encoder.down."), _shape(entries, "encoder.conv_out.weight")[0] // 2
+    # Of 16 channels FLUX's is the one that is shared in a file; Z-Image has it, too.
+    scale = {"scaling_factor": 0.3611, "shift_factor": 0.1159} if channels == 16 else {}
     return {
         "block_out_channels": [_shape(entries, f"encoder.down.{i}.block.0.conv1.weight")[0] for i in range(levels)],
         "layers_per_block": _count(entries, "encoder.down.0.block."),
-        "latent_channels": _shape(entries, "encoder.conv_out.weight")[0] // 2,
+        "latent_channels": channels,
         "norm_num_groups": GROUPS,
         "use_quant_conv": "quant_conv.weight" in entries,
         "use_post_quant_conv": "post_quant_conv.weight" in entries,
         "scaling_factor": 0.13025 if is_xl else 0.18215,
+        **scale,
     }
 
 

@@ -13,8 +13,10 @@ import safetensors.torch
 import torch
 
 from apps.arrays.model_folder import CheckpointError
+from apps.plan.stable_diffusion.known import Z_IMAGE
 from apps.stable_diffusion.engine.backends.choice import open_backend
 from apps.stable_diffusion.engine.backends.jax_backend import JaxBackend
+from apps.stable_diffusion.engine.ldm.autoencoder import Autoencoder
 from apps.stable_diffusion.engine.ldm.opening import open_checkpoint
 from tests.stable_diffusion.engine.single_files import tiny_single_files
 from tests.stable_diffusion.engine.single_files.tiny_single_files import Family, single_file
@@ -219,3 +221,20 @@ def test_another_autoencoder(made: Any, tmp_path: Path, compile_cache: str) -> N
         open_checkpoint(str(folder), vae=str(folder / "unet" / "diffusion_pytorch_model.safetensors"))
     with pytest.raises(ValueError, match="no other vae: set backend jax"):
         open_backend(str(folder), vae=str(tmp_path / "vae"), backend="torch", **settings)
+
+
+def test_an_autoencoder_of_sixteen_channels(tmp_path: Path) -> None:
+    """FLUX's, which Z-Image has: its scale is that of Z-Image's published config (`plan.stable_diffusion.known`)."""
+    levels = {"down_block_types": ("DownEncoderBlock2D",) * 2, "up_block_types": ("UpDecoderBlock2D",) * 2}
+    quant = {"use_quant_conv": False, "use_post_quant_conv": False}
+    sizes = {"block_out_channels": (32, 64), "layers_per_block": 2, "latent_channels": 16}
+    whole = diffusers.AutoencoderKL(**levels, **quant, **sizes)
+    own = {name: each.contiguous() for name, each in tiny_single_files._vae(whole).items()}
+    safetensors.torch.save_file(own, tmp_path / FILE)
+    read = Autoencoder(str(tmp_path / FILE), is_xl=False)
+    published = Z_IMAGE["vae"]
+    for field in ("latent_channels", "scaling_factor", "shift_factor", *quant):
+        assert read.vae_config[field] == published[field], field
+    assert {name: entry.shape for name, entry in read.tensors("vae").items()} == {
+        name: tuple(each.shape) for name, each in whole.state_dict().items()
+    }
