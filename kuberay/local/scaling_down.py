@@ -21,6 +21,9 @@ ZERO_AFTER_S = 15
 STATE = "~/.local/state/podslice"
 """Holds a folder with the state of each cell, which the cell's next local run reads."""
 
+OF_ITS_MODEL = ("tokenizer", "vae", "prediction", "loras", "lora_folder", "safety_checker")
+"""Of a picture model's fields those that name files, which are not the demo's or not here."""
+
 
 @dataclass(frozen=True)
 class Scaled:
@@ -97,8 +100,11 @@ def _tiny_llm(app: Application, config: LLMConfig, notes: list[str]) -> dict[str
 
 def _demo_pictures(app: Application, config: StableDiffusionConfig, notes: list[str]) -> dict[str, Any]:
     demo = StableDiffusionConfig.demo()
-    notes.append(f"{app.serve_name}: the demo model at {', '.join(demo.sizes)} instead of {config.model}")
-    return {name: getattr(demo, name) for name in demo.model_fields_set} | {"model_id": config.served_name}
+    left_out = [name for name in OF_ITS_MODEL if getattr(config, name) != getattr(demo, name)]
+    without = f", without {', '.join(left_out)}" if left_out else ""
+    notes.append(f"{app.serve_name}: the demo model at {', '.join(demo.sizes)} instead of {config.model}{without}")
+    fields = (*demo.model_fields_set, *left_out)
+    return {name: getattr(demo, name) for name in fields} | {"model_id": config.served_name}
 
 
 def _cell(service: Service, app: Application, config: CellConfig, tiny: bool, notes: list[str]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from ray_configs.cloud import Bucket
 from ray_configs.llm import LLMConfig
 from ray_configs.loading import load
 from ray_configs.service import Application, Service
-from ray_configs.stable_diffusion import DEMO_MODEL
+from ray_configs.stable_diffusion import DEMO_MODEL, StableDiffusionConfig
 
 
 def one(**config: object) -> Service:
@@ -49,6 +49,22 @@ def test_tiny_pictures_are_the_demo_models():
     assert str(config.slice) == "v4:2x2x1" and config.max_batch_size == 16
     assert config.served_name == "stable-diffusion-v1-4"  # requests need not change
     assert scaled.notes == ("stable-diffusion: the demo model at 64x64 instead of CompVis/stable-diffusion-v1-4",)
+
+
+def test_tiny_pictures_have_nothing_of_another_models():
+    own = {"tokenizer": "/t", "vae": "a/b", "loras": {"ink": "/ink"}, "safety_checker": "c/d", "max_prompt_tokens": 150}
+    config = StableDiffusionConfig(model="/models/mix.safetensors", prediction="epsilon", **own)
+    scaled = scale_down(Service(name="s", applications=(Application(config=config),)), tiny=True)
+    small = scaled.service.applications[0].config
+    assert (small.tokenizer, small.vae, small.prediction, small.loras, small.safety_checker) == (
+        None,
+        None,
+        None,
+        {},
+        None,
+    )
+    assert small.max_prompt_tokens == 150 and small.served_name == "mix"
+    assert scaled.notes[0].endswith("mix.safetensors, without tokenizer, vae, prediction, loras, safety_checker")
 
 
 def a_cell(bucket: Bucket | None = None, **config: object) -> Service:
