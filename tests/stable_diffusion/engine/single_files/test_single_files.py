@@ -224,7 +224,7 @@ def test_another_autoencoder(made: Any, tmp_path: Path, compile_cache: str) -> N
 
 
 def test_an_autoencoder_of_sixteen_channels(tmp_path: Path) -> None:
-    """FLUX's, which Z-Image has: its scale is that of Z-Image's published config (`plan.stable_diffusion.known`)."""
+    """FLUX's, which Z-Image has: its scale is that of Z-Image's published config."""
     levels = {"down_block_types": ("DownEncoderBlock2D",) * 2, "up_block_types": ("UpDecoderBlock2D",) * 2}
     quant = {"use_quant_conv": False, "use_post_quant_conv": False}
     sizes = {"block_out_channels": (32, 64), "layers_per_block": 2, "latent_channels": 16}
