@@ -23,6 +23,7 @@ _EMPHASIS = (
 _AND = (re.compile(r"\bAND\b"), "combines prompts")  # in a negative prompt it is a word
 _NETWORK = re.compile(r"<(\w+):([^<>]+)>")
 _STEP = re.compile(r":\s*[+-]?(?:\d+\.?\d*|\.\d+)\s*$")
+_OPENS = {")": "(", "]": "["}
 _ESCAPED = re.compile(r"\\([()\[\]\\])")
 
 
@@ -131,10 +132,9 @@ def _scheduled(plain: str, text: str) -> str | None:
                 opened[-1].alternates = True
             case ":" if opened:
                 opened[-1].colon = i
-            case ")" | "]" if opened and opened[-1].letter == "(["[letter == "]"]:
+            case ")" | "]" if opened and opened[-1].letter == _OPENS[letter]:
                 closed = opened.pop()
-                own = closed.letter == "["
-                if own and (closed.alternates or _STEP.match(plain[closed.colon : i])):
+                if letter == "]" and (closed.alternates or _STEP.match(plain[closed.colon : i])):
                     return text[closed.start : i + 1]
     return None
 

@@ -26,8 +26,8 @@ class SafetyChecker:
 
         folder = _folder(location)
         own, images = (folder / name if (folder / CHECKER).is_dir() else folder for name in (CHECKER, EXTRACTOR))
-        # Without torchvision, the slower processor, which gives what the networks were trained with.
-        processor: Any = getattr(transformers, "CLIPImageProcessorPil", transformers.CLIPImageProcessor)
+        # transformers 5 calls the one without torchvision, which is not installed, by a name of its own.
+        processor: Any = getattr(transformers, "CLIPImageProcessorPil", None) or transformers.CLIPImageProcessor
         try:
             self._network: Any = StableDiffusionSafetyChecker.from_pretrained(own, use_safetensors=True).eval()
             self._processor = processor.from_pretrained(images)

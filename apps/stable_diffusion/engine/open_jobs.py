@@ -99,7 +99,7 @@ class OpenJobs:
                     task.job.put(Preview(task.index, task.shown, task.steps_done, task.steps_total, pixels))
                 task.previews, task.shown = task.previews[1:], task.shown + 1
         for task in ended:
-            if task not in done and task.job.end is None:
+            if task.request.second_pass is not None and task.job.end is None:
                 self._begin_second(task)
         wake(task.job for task in (*done, *shown))
 

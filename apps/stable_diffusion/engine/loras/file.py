@@ -12,12 +12,12 @@ import numpy as np
 
 from apps.arrays.model_folder import DTYPES, QUANTIZED_DTYPES, CheckpointError, ModelFolder, TensorEntry, from_hub
 from apps.serving.model_roots import HUB
+from apps.stable_diffusion.engine.ldm.locations import PICKLES
 from apps.stable_diffusion.engine.loras.layers import LoraLayer
 from apps.stable_diffusion.engine.loras.names import LoraNames, Part, other_method
 
 DEFAULT = "pytorch_lora_weights.safetensors"
 """The file's name in a folder that diffusers has saved."""
-PICKLES = (".bin", ".ckpt", ".pt", ".pth")
 MOST_HEADER = 32 << 20
 """Bytes of a header: fifty times those of an XL LoRA with every layer."""
 LONGEST_KEY = 400

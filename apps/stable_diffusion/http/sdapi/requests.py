@@ -14,6 +14,7 @@ NAMES = {
     "size": "width, height",
     "image": "init_images",
     "loras": "prompt",
+    "second_pass": "hr_second_pass_steps",
 }
 """Engine's field -> AUTOMATIC1111's."""
 SECOND_PASS = frozenset(("enable_hr", "hr_scale", "hr_resize_x", "hr_resize_y", "hr_upscaler", "hr_second_pass_steps"))

@@ -18,6 +18,7 @@ from apps.stable_diffusion.engine.backends.choice import open_backend
 from apps.stable_diffusion.engine.backends.jax_backend import JaxBackend
 from apps.stable_diffusion.engine.ldm.autoencoder import Autoencoder
 from apps.stable_diffusion.engine.ldm.opening import open_checkpoint
+from apps.stable_diffusion.engine.request import PictureRequest
 from tests.stable_diffusion.engine.single_files import tiny_single_files
 from tests.stable_diffusion.engine.single_files.tiny_single_files import Family, single_file
 from tests.stable_diffusion.engine.test_pictures import CLASSES, SIZE, ask, difference, make
@@ -47,6 +48,21 @@ def opened(made: Any, family: Family, **changes: Any) -> Any:
     return open_checkpoint(str(file), **{"tokenizer": str(folder / "tokenizer"), **predicts, **changes})
 
 
+def drawn(pipe: Any, request: PictureRequest) -> np.ndarray:
+    """The same by diffusers' pipeline, with the scheduler that it has."""
+    pipe.set_progress_bar_config(disable=True)
+    picture = pipe(
+        request.prompt,
+        negative_prompt=request.negative_prompt or None,
+        num_inference_steps=request.num_inference_steps,
+        guidance_scale=request.guidance_scale,
+        generator=torch.Generator().manual_seed(request.seed),
+        width=SIZE,
+        height=SIZE,
+    ).images[0]
+    return np.asarray(picture)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_pictures(made: Any, family: Family, compile_cache: str) -> None:
     backend = JaxBackend(
@@ -57,22 +73,12 @@ def test_pictures(made: Any, family: Family, compile_cache: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         pipe = KINDS[family].from_single_file(str(file), config=str(folder), local_files_only=True)
-    pipe.set_progress_bar_config(disable=True)
     pipe.safety_checker = None
     config = made(family)[0].scheduler.config
     for scheduler in ("ddim", "euler", "dpm-solver++"):
         request = ask(scheduler, 4, negative_prompt="" if scheduler == "ddim" else "blue")
         pipe.scheduler = CLASSES[scheduler].from_config(config, clip_sample=False)
-        expected = pipe(
-            request.prompt,
-            negative_prompt=request.negative_prompt or None,
-            num_inference_steps=4,
-            guidance_scale=request.guidance_scale,
-            generator=torch.Generator().manual_seed(request.seed),
-            width=SIZE,
-            height=SIZE,
-        ).images[0]
-        assert difference(make(backend, request)[0], np.asarray(expected)) <= 2, scheduler
+        assert difference(make(backend, request)[0], drawn(pipe, request)) <= 2, scheduler
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -206,17 +212,8 @@ def test_another_autoencoder(made: Any, tmp_path: Path, compile_cache: str) -> N
             requires_safety_checker=False,
         )
         with_other.vae.register_to_config(scaling_factor=scale)
-        with_other.set_progress_bar_config(disable=True)
         request = ask("ddim", 3)
-        expected = with_other(
-            request.prompt,
-            num_inference_steps=3,
-            guidance_scale=request.guidance_scale,
-            generator=torch.Generator().manual_seed(request.seed),
-            width=SIZE,
-            height=SIZE,
-        ).images[0]
-        assert difference(make(backend, request)[0], np.asarray(expected)) <= 2, (vae, model)
+        assert difference(make(backend, request)[0], drawn(with_other, request)) <= 2, (vae, model)
     with pytest.raises(CheckpointError, match="is no autoencoder of Stable Diffusion: tensor encoder"):
         open_checkpoint(str(folder), vae=str(folder / "unet" / "diffusion_pytorch_model.safetensors"))
     with pytest.raises(ValueError, match="no other vae: set backend jax"):
