@@ -2,8 +2,9 @@
 
 "Podslice: text to image" and "Podslice: image to image" (with a mask: inpainting) stand where a checkpoint, its text
 encoders, a sampler and a VAE would. Steps show on the node; interrupting ComfyUI's queue stops the picture on the
-server. Prompts have weights, `(red:1.2)`, and LoRAs in their own field, `ink:0.8, face`. 0 and an empty text mean the
-server's default. The key, where the server wants one, is the node's api_key or the environment's PODSLICE_API_KEY.
+server. Prompts have weights, `(red:1.2)`; LoRAs and a ControlNet have fields of their own, `ink:0.8, face`. 0 and an
+empty text mean the server's default. The key, where the server wants one, is the node's api_key or the environment's
+PODSLICE_API_KEY.
 
 Needs nothing that ComfyUI does not have. The contract of a node: ComfyUI's custom_nodes/example_node.py.example.
 """
@@ -70,7 +71,7 @@ class PodsliceImageToImage:
         drawn = []
         for i, each in enumerate(image):
             height, width = each.shape[:2]
-            fields = _fields(common) | {"strength": denoise, "size": f"{width}x{height}"}
+            fields = _fields(common, i) | {"strength": denoise, "size": f"{width}x{height}"}
             fields["seed"] = (fields["seed"] + i) % (MAX_SEED + 1)
             files = {"image": _png(each)}
             if masks is not None:
@@ -96,28 +97,38 @@ _PROMPT = {
 }
 _MORE = {
     "loras": ("STRING", {"default": "", "tooltip": "names and weights: ink:0.8, face"}),
+    "controlnet": ("STRING", {"default": "", "tooltip": "a name, or name and weight: canny:0.8"}),
+    "control_image": ("IMAGE", {"tooltip": "the map that the ControlNet reads: edges, depth, a pose"}),
     "api_key": ("STRING", {"default": ""}),
 }
 
 
-def _fields(common: Fields) -> Fields:
-    """The request's fields that both nodes have."""
+def _fields(common: Fields, i: int = 0) -> Fields:
+    """The request's fields that both nodes have, for the i-th image of a batch."""
     fields = {"prompt": common["prompt"], "seed": common["seed"], "emphasis": True, "stream": True, "progress": True}
     if common["guidance_scale"] >= 0:
         fields["guidance_scale"] = common["guidance_scale"]
     given = {"negative_prompt": "negative_prompt", "num_inference_steps": "steps", "scheduler": "scheduler"}
     fields |= {name: common[ours] for name, ours in given.items() if common[ours]}
-    if loras := [_lora(part.strip()) for part in common.get("loras", "").split(",") if part.strip()]:
+    if loras := [_weighted("loras", part.strip()) for part in common.get("loras", "").split(",") if part.strip()]:
         fields["loras"] = loras
+    maps = common.get("control_image")
+    if name := common.get("controlnet", "").strip():
+        if maps is None:
+            raise ValueError("controlnet: it reads a map; connect one to control_image")
+        image = base64.b64encode(_png(maps[i % len(maps)])).decode()
+        fields["controlnets"] = [_weighted("controlnet", name) | {"image": image}]
+    elif maps is not None:
+        raise ValueError("control_image: name the ControlNet that reads it in controlnet")
     return fields
 
 
-def _lora(text: str) -> dict[str, Any]:
+def _weighted(field: str, text: str) -> dict[str, Any]:
     name, _, weight = text.partition(":")
     try:
         return {"name": name.strip(), "weight": float(weight or 1)}
     except ValueError:
-        raise ValueError(f"loras: {text!r} is not a name, or name:weight") from None
+        raise ValueError(f"{field}: {text!r} is not a name, or name:weight") from None
 
 
 def _pictures(

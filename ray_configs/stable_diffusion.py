@@ -85,6 +85,10 @@ class StableDiffusionConfig(AppConfig):
     lora_slots: int = Field(4, ge=1, le=256)
     """Combinations of LoRAs and weights that are on the devices at a time. A picture with another one waits until the
     pictures of one of them have ended."""
+    controlnets: dict[str, str] = Field(default_factory=dict)
+    """ControlNets by name, of Stable Diffusion: each a folder in diffusers' layout or a safetensors file; local, at a
+    URL, or OWNER/NAME or OWNER/NAME/FILE of the hub. A request names one with its map (edges, depth, a pose). A step
+    with one takes half as long again, for all pictures of its batch."""
     safety_checker: str | None = None
     """Hide what diffusers' safety checker finds: a local folder or hub id of a pipeline with one, or of the checker
     (CompVis/stable-diffusion-safety-checker). It looks at each picture and preview on the CPU; what it finds is black,
@@ -125,6 +129,14 @@ class StableDiffusionConfig(AppConfig):
         """Whether the programs have places for LoRAs."""
         return bool(self.loras or self.lora_folder or self.lora_loading)
 
+    @field_validator("controlnets")
+    @classmethod
+    def _names_of_controlnets(cls, controlnets: dict[str, str]) -> dict[str, str]:
+        for name in controlnets:
+            if not name or name.lower() == "none" or set(name) & set("[]"):
+                raise ValueError(f"controlnets: {name!r} must be a name without [ ], which hold a hash in web UIs")
+        return controlnets
+
     @field_validator("loras")
     @classmethod
     def _names_of_loras(cls, loras: dict[str, str]) -> dict[str, str]:
@@ -142,6 +154,8 @@ class StableDiffusionConfig(AppConfig):
             )
         if self.has_loras and self.backend not in ("auto", "jax"):
             raise ValueError(f"backend {self.backend} has no LoRA: set backend jax, or leave loras out")
+        if self.controlnets and self.backend not in ("auto", "jax"):
+            raise ValueError(f"backend {self.backend} has no ControlNet: set backend jax, or leave controlnets out")
         return self
 
     @model_validator(mode="after")

@@ -12,6 +12,7 @@ import numpy as np
 from apps.serving.errors import RequestError
 from apps.serving.stuck import StuckWatch
 from apps.stable_diffusion.engine.conditioning.emphasis import weighted_parts
+from apps.stable_diffusion.engine.controlnets.use import ControlUse, KnownControls
 from apps.stable_diffusion.engine.engine import Engine, EngineStats
 from apps.stable_diffusion.engine.job import Finished, PictureJob, Preview, QueuePosition, Step
 from apps.stable_diffusion.engine.loras.known import KnownLoras
@@ -74,6 +75,7 @@ class PicturesRequest:
     strength: float | None = None
     min_steps: int = 0
     loras: tuple[LoraUse, ...] = ()
+    controls: tuple[ControlUse, ...] = ()
     second_pass: SecondPass | None = None
     """Over the finished picture, enlarged; see `SecondPass`."""
     previews: int = 0
@@ -139,6 +141,11 @@ class PictureModel:
         """The LoRAs that requests may name."""
         return self.engine.backend.loras
 
+    @property
+    def controls(self) -> KnownControls:
+        """The ControlNets that requests may name."""
+        return self.engine.backend.controls
+
     def size(self, width: int, height: int) -> Size:
         """The size, if the model is compiled for it; else raises RequestError."""
         check_size((width, height), self.sizes)
@@ -186,6 +193,7 @@ class PictureModel:
             mask=wanted.mask,
             min_steps=wanted.min_steps,
             loras=wanted.loras,
+            controls=wanted.controls,
             second_pass=wanted.second_pass,
             **{name: value for name, value in optional.items() if value is not None},
         )

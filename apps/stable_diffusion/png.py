@@ -8,6 +8,7 @@ import numpy as np
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
+from apps.stable_diffusion.engine.controlnets.use import EMPHASES
 from apps.stable_diffusion.engine.request import PictureRequest
 from apps.stable_diffusion.prompt_syntax import with_loras
 from apps.stable_diffusion.samplers import SAMPLER_NAMES
@@ -52,5 +53,10 @@ def parameters_of(request: PictureRequest, model: str) -> str:
             "Hires steps": second.num_inference_steps or request.num_inference_steps,
             "Hires upscaler": upscaler_of(second),
         }
+    for i, use in enumerate(request.controls):
+        facts[f"ControlNet {i}"] = (
+            f'"Module: none, Model: {use.name}, Weight: {use.weight:g}, Guidance Start: {use.start:g}, '
+            f'Guidance End: {use.end:g}, Control Mode: {EMPHASES[use.emphasis]}"'
+        )
     lines.append(", ".join(f"{key}: {value}" for key, value in facts.items()))
     return "\n".join(lines)

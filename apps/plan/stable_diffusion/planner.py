@@ -18,7 +18,9 @@ from apps.plan.stable_diffusion import known
 from apps.plan.stable_diffusion.known import Configs
 from apps.plan.stable_diffusion.report import ImagePlan, Program, Rate
 from apps.stable_diffusion.engine.backends.assembly import programs_of
+from apps.stable_diffusion.engine.backends.program_list import listed
 from apps.stable_diffusion.engine.conditioning.chat_prompts import POSITIONS
+from apps.stable_diffusion.engine.controlnets.loaded import control_programs
 from apps.stable_diffusion.engine.ldm.opening import open_checkpoint
 from apps.stable_diffusion.engine.loras.room import LoraRoom
 from apps.stable_diffusion.engine.model import attention
@@ -76,6 +78,10 @@ class PicturePrograms:
     """Bytes of all components' weights, and of the room for LoRAs, on each device."""
     loras: int
     """Bytes of those in the denoising programs' arguments."""
+    control: Key | None
+    """The program of a ControlNet, for the most pictures."""
+    nothing_added: int
+    """Bytes of the arrays that say that no ControlNet is used, for batches of all sizes."""
 
     @classmethod
     def of(cls, workload: PictureWorkload, configs: Configs) -> "PicturePrograms":
@@ -103,12 +109,18 @@ class PicturePrograms:
         forms = programs.forms(size)
         batches = tuple(count * slice.chips for count in workload.pictures)
         rooms = LoraRoom(config.lora_slots, config.max_lora_rank) if config.has_loras else None
-        specs = {spec.key: spec for spec in programs.listed(forms, (size,), batches, rooms)}
+        controls, own, nothing = None, 0, 0
+        if config.controlnets:
+            controls, files = control_programs(config.controlnets, configs.get("unet", {}), programs)
+            own = sum(_shard_bytes(controls.forms()[controls.kinds.index(arch)]) for _, arch in files.values())
+            nothing = sum(_shard_bytes(controls.added(size, b)) for b in batches)
+        specs = {spec.key: spec for spec in listed(programs, forms, (size,), batches, rooms, controls)}
         group = programs.denoiser.group(size)
         loras = None if rooms is None else programs.low_rank(forms, rooms)
         pool, texts = (0, 0) if loras is None else (_shard_bytes(loras.pool), _shard_bytes(loras.texts))
-        weights = _shard_bytes(forms) + pool + texts
-        return cls(workload, specs, size, group, batches, programs.guided, weights, pool)
+        weights = _shard_bytes(forms) + pool + texts + own
+        control = None if controls is None else ("control", size, batches[-1], 0)
+        return cls(workload, specs, size, group, batches, programs.guided, weights, pool, control, nothing)
 
     def measured(self, key: Key) -> tuple[Measured, KernelCost]:
         """Compiles a program: the compiler's figures, and its attention kernels' cost."""
@@ -142,10 +154,15 @@ def plan(workload: PictureWorkload, tell: Tell = lambda _: None) -> ImagePlan:
         program(("denoise", programs.group, b), f"step, {count} a chip", count / cores)
         for b, count in zip(programs.batches, workload.pictures)
     ]
+    control = None
+    if programs.control is not None:
+        control = program(
+            programs.control, f"ControlNet, {workload.pictures[-1]} a chip", workload.pictures[-1] / cores
+        )
+    others = [decoder, text, *([] if control is None else [control])]
     usable = topology.usable_hbm(slice)
     rates = [
-        _rate(count, denoising[: i + 1], decoder, text, programs, usable, cores)
-        for i, count in enumerate(workload.pictures)
+        _rate(count, denoising[: i + 1], others, programs, usable, cores) for i, count in enumerate(workload.pictures)
     ]
     return ImagePlan(
         model=config.model,
@@ -162,6 +179,7 @@ def plan(workload: PictureWorkload, tell: Tell = lambda _: None) -> ImagePlan:
         denoising=denoising,
         decoder=decoder,
         text_encoder=text,
+        control=control,
         rates=rates,
         notes=_notes(workload, source, cores, rates),
     )
@@ -216,8 +234,7 @@ def attention_kernels(module: Module) -> KernelCost:
 def _rate(
     count: int,
     denoising: list[Program],
-    decoder: Program,
-    text: Program,
+    others: list[Program],
     programs: PicturePrograms,
     usable: float,
     cores: int,
@@ -226,16 +243,19 @@ def _rate(
 
     Args:
         denoising: the programs of a replica for so many pictures; the last one is used here.
+        others: first the decoder, then the text encoder.
     """
     step, workload, guided = denoising[-1], programs.workload, programs.guided
+    decoder, text = others[:2]
     steps, texts = workload.config.num_inference_steps, count * (2 if guided else 1)
 
     def seconds(part: str) -> float:
         decoding = math.ceil(count / cores) * getattr(decoder, part)
         return steps * getattr(step, part) + decoding + texts * workload.slice.chips * getattr(text, part)
 
-    largest = max(program.inputs_gib + program.temporaries_gib for program in (step, decoder, text))
-    needed = programs.weights / 2**30 + largest + sum(program.code_gib for program in (*denoising, decoder, text))
+    largest = max(program.inputs_gib + program.temporaries_gib for program in (step, *others))
+    kept = (programs.weights + programs.nothing_added) / 2**30
+    needed = kept + largest + sum(program.code_gib for program in (*denoising, *others))
     return Rate(
         pictures=count,
         seconds=seconds("estimate_s"),
@@ -263,6 +283,11 @@ def _notes(workload: PictureWorkload, source: str, cores: int, rates: list[Rate]
     if (config := workload.config).has_loras:
         notes.append(
             f"Weights include {config.lora_slots} combinations of LoRAs, of a rank of {config.max_lora_rank} each."
+        )
+    if config.controlnets:
+        notes.append(
+            "Rates are of pictures without ControlNet. In a step in which a picture has one, it runs over the whole "
+            "batch: add its time."
         )
     if workload.config.dtype != "bfloat16":
         notes.append(f"{workload.config.dtype} weights and activations: TPUs are faster with bfloat16.")

@@ -39,6 +39,7 @@ class ImagePlan(Plan):
     denoising: list[Program]
     decoder: Program
     text_encoder: Program
+    control: Program | None = Field(None, description="a ControlNet, beside the step for the most pictures")
     rates: list[Rate]
 
 
@@ -50,7 +51,7 @@ def show(plan: ImagePlan, console: Console) -> None:
     console.print(f"{where}: [bold]{verdict}[/bold]", highlight=False, soft_wrap=True)
     console.print(f"{plan.chips} chips", highlight=False)
     print_label(plan.label, console)
-    programs = [*plan.denoising, plan.decoder, plan.text_encoder]
+    programs = [*plan.denoising, plan.decoder, plan.text_encoder, *([] if plan.control is None else [plan.control])]
     rows = table(f"One run on each {unit}", *(program.name for program in programs))
     add_row(rows, f"pictures on each {unit}", "g", *(p.pictures for p in programs))
     add_row(rows, "GiB of weights", ".2f", *(p.weights_gib for p in programs))

@@ -91,6 +91,7 @@ class Engine(EngineThread):
             dtype=config.dtype,
             compile_cache=config.compile_cache,
             lora_room=room,
+            controlnets=config.controlnets,
             prompt_chunks=config.prompt_chunks,
             progress=_say,
         )
@@ -112,7 +113,8 @@ class Engine(EngineThread):
             previews: how many previews of each picture, spread evenly over its steps.
 
         Raises:
-            RequestError: a size that the backend is not ready for, an unknown LoRA, or weights that it has not.
+            RequestError: a size that the backend is not ready for, an unknown LoRA or ControlNet, or weights that its
+                prompts do not have.
             QueueFull: `max_waiting` pictures wait already.
             EngineStopped: the loop has ended.
         """
@@ -125,6 +127,7 @@ class Engine(EngineThread):
             if (second := request.second_pass) is not None:
                 check_size((second.width, second.height), self.backend.sizes)
             self.backend.loras.combination(request.loras)
+            self.backend.controls.check(request.controls)
             if request.emphasis and not self.backend.emphasis:
                 raise RequestError("emphasis", "emphasis: this model's prompts have no weights; leave it out")
         job, now = PictureJob(requests, previews, self, loop), time.monotonic()

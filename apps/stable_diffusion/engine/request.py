@@ -8,6 +8,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from apps.serving.errors import RequestError
+from apps.stable_diffusion.engine.controlnets.use import ControlUse
 
 Scheduler = Literal["ddim", "euler", "euler-ancestral", "dpm-solver++", "lcm"]
 SCHEDULERS: tuple[Scheduler, ...] = get_args(Scheduler)
@@ -115,6 +116,7 @@ class PictureRequest:
     min_steps: int = 0
     """With `image`: steps that are run at least; with 1, `strength` may be 0."""
     loras: tuple[LoraUse, ...] = ()
+    controls: tuple[ControlUse, ...] = ()
     second_pass: SecondPass | None = None
     """What is drawn over the picture, enlarged; not with `image`."""
     latents: np.ndarray | None = None
@@ -137,12 +139,16 @@ class PictureRequest:
         if not self.strength + self.min_steps > 0 or not 0 <= self.strength <= 1:
             above = "from 0 to 1" if self.min_steps else "above 0 and at most 1"
             refuse("strength", f"strength is {self.strength}; it must be {above}")
+        size = self.height, self.width
+        second = None if self.second_pass is None else (self.second_pass.height, self.second_pass.width, 3)
         for name, array, shape in (
-            ("image", self.image, (self.height, self.width, 3)),
-            ("mask", self.mask, (self.height, self.width)),
+            ("image", self.image, (*size, 3)),
+            ("mask", self.mask, size),
+            *(("controlnets", use.image, (*size, 3)) for use in self.controls),
+            *(("controlnets", use.second_image, second) for use in self.controls),
         ):
             if array is not None and array.shape != shape:
-                refuse(name, f"{name} is {list(array.shape)}; the requested size needs {list(shape)}")
+                refuse(name, f"{name}: it is {list(array.shape)}; the requested size needs {list(shape or ())}")
         if self.mask is not None and self.image is None:
             refuse("mask", "mask needs an image to keep parts of")
         if self.second_pass is not None and self.image is not None:

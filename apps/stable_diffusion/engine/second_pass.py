@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from apps.stable_diffusion.engine.controlnets.use import in_second_pass
 from apps.stable_diffusion.engine.request import PictureRequest, SecondPass
 
 
@@ -24,6 +25,7 @@ def second_request(request: PictureRequest, latents: np.ndarray) -> PictureReque
         strength=wanted.strength,
         min_steps=1,
         latents=enlarged(latents, size, wanted),
+        controls=in_second_pass(request.controls),
         second_pass=None,
     )
 

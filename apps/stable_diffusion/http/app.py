@@ -8,6 +8,7 @@ from apps.serving.pages import Try, add_pages
 from apps.stable_diffusion.http.imagine import imagine_router
 from apps.stable_diffusion.http.loras import loras_router
 from apps.stable_diffusion.http.openai import openai_router
+from apps.stable_diffusion.http.sdapi.controlnet import controlnet_router
 from apps.stable_diffusion.http.sdapi.routes import sdapi_router
 from apps.stable_diffusion.pictures import PictureModel
 
@@ -20,6 +21,7 @@ def http_app(model: PictureModel, keys: Principals = OPEN) -> FastAPI:
     app.include_router(imagine_router(model), tags=["Pictures"])
     app.include_router(openai_router(model), tags=["OpenAI"])
     app.include_router(sdapi_router(model), tags=["AUTOMATIC1111"])
+    app.include_router(controlnet_router(model), tags=["AUTOMATIC1111"])
     app.include_router(loras_router(model), tags=["vLLM"])
     lines = [Try("A picture:", "curl{key} -o picture.png '{url}/imagine?prompt=a+red+circle'")]
     add_pages(app, lambda _: f"Stable Diffusion: {model.name}", lines, ("/docs", "/v1/models", "/health"), bool(keys))

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
@@ -32,15 +32,21 @@ class LoraBody(Body):
         return LoraUse(self.name, self.weight, self.weight if self.text_weight is None else self.text_weight)
 
 
-def _from_form(value: Any) -> Any:
-    """A form's field is text: JSON."""
-    try:
-        return json.loads(value) if isinstance(value, str) else value
-    except (ValueError, RecursionError):
-        raise ValueError('must be JSON, such as [{"name": "ink", "weight": 0.8}]') from None
+def from_form(example: str) -> Callable[[Any], Any]:
+    """A validator of a field that is JSON; in a form it is text."""
+
+    def read(value: Any) -> Any:
+        try:
+            return json.loads(value) if isinstance(value, str) else value
+        except (ValueError, RecursionError):
+            raise ValueError(f"must be JSON, such as {example}") from None
+
+    return read
 
 
-LoraBodies = Annotated[list[LoraBody], Field(max_length=64), BeforeValidator(_from_form)]
+LoraBodies = Annotated[
+    list[LoraBody], Field(max_length=64), BeforeValidator(from_form('[{"name": "ink", "weight": 0.8}]'))
+]
 
 
 def uses_of(loras: Sequence[LoraBody] | None) -> tuple[LoraUse, ...]:

@@ -13,8 +13,10 @@ from apps.serving.ingress.application import check_name
 from apps.serving.ingress.dialects.openai_errors import OpenAIError, from_engine, of_stream, parsed, refusing
 from apps.serving.ingress.event_stream import EventStream
 from apps.serving.ingress.openapi import STREAMED, form, json_body
+from apps.stable_diffusion.engine.controlnets.use import ControlUse
 from apps.stable_diffusion.engine.job import PictureJob, Step
 from apps.stable_diffusion.engine.request import Size, check_prompt
+from apps.stable_diffusion.http.controls import controls_of
 from apps.stable_diffusion.http.imagine import event
 from apps.stable_diffusion.http.loras import uses_of
 from apps.stable_diffusion.http.openai_requests import EditBody, GenerationBody, VariationBody, read_edit
@@ -37,7 +39,8 @@ def openai_router(model: PictureModel) -> APIRouter:
         check_name(model, body.model)
         with refusing(NAMES):
             check_prompt(body.prompt)
-            wanted = _wanted(model.size_named(body.size), body)
+            size = model.size_named(body.size)
+            wanted = _wanted(size, body, controls=await _controls(model, body, size))
         return await _answer(model, wanted, body, "image_generation")
 
     @router.post("/v1/images/edits", openapi_extra=form(EditBody, ("image", "mask"), ("image",)), responses=STREAMED)
@@ -49,6 +52,7 @@ def openai_router(model: PictureModel) -> APIRouter:
             check_prompt(body.prompt)
             size = model.size_named(body.size)
             arrays = await model.decoded(lambda: _arrays(image, mask, size))
+            arrays["controls"] = await _controls(model, body, size)
             wanted = _wanted(size, body, strength=body.strength, **arrays)
         return await _answer(model, wanted, body, "image_edit")
 
@@ -62,7 +66,8 @@ def openai_router(model: PictureModel) -> APIRouter:
         with refusing(NAMES):
             size = model.size_named(body.size)
             start = await model.decoded(lambda: pixels_of(read_image(image, "image"), size, "crop"))
-            wanted = _wanted(size, body, strength=body.strength, image=start)
+            controls = await _controls(model, body, size)
+            wanted = _wanted(size, body, strength=body.strength, image=start, controls=controls)
         return await _answer(model, wanted, body, "image_edit")
 
     return router
@@ -83,6 +88,11 @@ def _wanted(size: Size, body: GenerationBody | EditBody, **more: Any) -> Picture
         loras=uses_of(body.loras),
         **more,
     )
+
+
+async def _controls(model: PictureModel, body: GenerationBody, size: Size) -> tuple[ControlUse, ...]:
+    bodies = body.controlnets
+    return await model.decoded(lambda: controls_of(bodies, size)) if bodies else ()
 
 
 def _arrays(image: bytes, mask: bytes | None, size: Size) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from starlette.requests import Request
 
 from apps.serving.ingress.bodies import MAX_BYTES, Body, BodyTooLarge, in_pieces, read_body
 from apps.serving.ingress.dialects.openai_errors import OpenAIError, from_body
+from apps.stable_diffusion.http.controls import ControlBodies
 from apps.stable_diffusion.http.loras import LoraBodies
 
 ONLY = {
@@ -48,6 +49,8 @@ class GenerationBody(Body):
     scheduler: str | None = None
     loras: LoraBodies | None = None
     """What `<lora:name:0.8>` is in AUTOMATIC1111's prompts: `[{"name": "ink", "weight": 0.8}]`."""
+    controlnets: ControlBodies | None = None
+    """`[{"name": "edges", "image": "..."}]`, each with the map that it reads, as base64."""
     progress: bool | None = None
     """With `stream`: an event for each step, which OpenAI's API does not have."""
 

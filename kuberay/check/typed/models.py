@@ -122,7 +122,7 @@ def _locations(config: object) -> Iterator[tuple[str, str]]:
     """Where a replica reads what it serves, by field; those of adapters and LoRAs by name, too."""
     for field in ("model", "prepared_programs", "vae"):
         yield field, getattr(config, field, None) or ""
-    for field in ("adapters", "loras"):
+    for field in ("adapters", "loras", "controlnets"):
         named = getattr(config, field, None)
         yield from ((f"{field}.{name}", location) for name, location in (named or {}).items())
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from apps.stable_diffusion.engine.controlnets.use import KnownControls
 from apps.stable_diffusion.engine.job import PictureJob
 from apps.stable_diffusion.engine.loras.slots import LoraSlots
 from apps.stable_diffusion.engine.request import SCHEDULERS, LoraUse, PictureRequest, Scheduler
@@ -48,6 +49,7 @@ class LoopBackend:
     broken: Exception | None = None
     began: threading.Event = field(default_factory=threading.Event)  # a launch is under way
     loras: Any = field(default_factory=AnyLoras)
+    controls: KnownControls = field(default_factory=KnownControls)
     slots: LoraSlots = field(default_factory=lambda: LoraSlots(1))
 
     def __post_init__(self) -> None:

@@ -22,6 +22,8 @@ import pytest
 import torch
 from PIL import Image
 
+from apps.stable_diffusion.engine.controlnets.use import KnownControls
+from apps.stable_diffusion.engine.request import PictureRequest
 from tests.stable_diffusion.engine.loop_backend import LoopBackend
 from tests.stable_diffusion.serve.picture_serving import local_server
 
@@ -101,6 +103,27 @@ def test_image_to_image_and_inpainting(studio: Any, client: openai.OpenAI, nodes
             expected = np.asarray(Image.open(io.BytesIO(base64.b64decode(reply.data[0].b64_json))))
             assert np.abs((each.numpy() * 255).round() - expected).max() <= 1
     assert (painted - plain).abs().max() > 0.05
+
+
+def test_a_controlnet(nodes: Any) -> None:
+    asked: list[PictureRequest] = []
+    backend = LoopBackend(at_start=asked.append, controls=KnownControls(("canny",)))
+    maps = torch.zeros((2, 16, 16, 3))
+    maps[1] = 1
+    with local_server(backend) as server:
+        node, fields = nodes.PodsliceTextToImage, {"url": server.url, "prompt": "a cat"}
+        run(node, **fields, controlnet="canny:0.8", control_image=maps)
+        run(nodes.PodsliceImageToImage, **fields, image=maps, controlnet="canny", control_image=maps)
+        [[first], [second], [third]] = [request.controls for request in asked]
+        assert (first.name, first.weight, second.weight) == ("canny", 0.8, 1.0)
+        assert first.image.max() == 0 and second.image.max() == 0 and third.image.min() == 255
+        for inputs, says in (
+            ({"controlnet": "canny"}, "connect one to control_image"),
+            ({"control_image": maps}, "name the ControlNet that reads it"),
+            ({"controlnet": "canny:x", "control_image": maps}, "'canny:x' is not a name, or name:weight"),
+        ):
+            with pytest.raises(ValueError, match=says):
+                run(node, **fields, **inputs)
 
 
 def as_file(image: Image.Image) -> tuple[str, bytes]:

@@ -1,8 +1,10 @@
 """Puts the parts of a pipeline together: its programs, from its components' configs alone, tokenizer and schedule."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -17,6 +19,12 @@ from apps.stable_diffusion.engine.conditioning.prompts import Tokenizing
 from apps.stable_diffusion.engine.denoisers.interface import Denoiser
 from apps.stable_diffusion.engine.denoisers.unet import UNetDenoiser
 from apps.stable_diffusion.engine.denoisers.z_image import ZImageDenoiser
+from apps.stable_diffusion.engine.ldm.unet_names import UNetNames
+from apps.stable_diffusion.engine.loras.known import KnownLoras
+from apps.stable_diffusion.engine.loras.layers import layers_of
+from apps.stable_diffusion.engine.loras.names import LoraNames
+from apps.stable_diffusion.engine.loras.pool import LoraPool
+from apps.stable_diffusion.engine.loras.room import LoraRoom
 from apps.stable_diffusion.engine.model import unet, vae, z_image
 from apps.stable_diffusion.engine.model.checkpoint import Checkpoint
 from apps.stable_diffusion.engine.model.pipelines import Z_IMAGE, PipelineKind
@@ -72,6 +80,28 @@ def programs_of(
         if width % side or height % side:
             raise ValueError(f"size {width}x{height}: this model needs multiples of {side}")
     return Programs(mesh, encoder, denoiser, pixels, attention, dtype, guided)
+
+
+def loras_of(
+    programs: Programs,
+    arrays: Mapping[str, Any],
+    room: LoraRoom,
+    put: Callable[[Any], Any],
+    run: Callable[..., Any],
+) -> tuple[KnownLoras, LoraPool]:
+    """The LoRAs that requests may name, none yet, and those on the devices.
+
+    Args:
+        arrays: the model's weights, by component.
+        put: an array of the host -> of the devices.
+        run: runs a compiled program: its key, then its arguments.
+    """
+    forms, denoiser = programs.low_rank(arrays, room), programs.denoiser
+    layers = {name: layers_of(arrays[name]) for name in (*forms.pool, *forms.texts)}
+    unet_names = UNetNames(denoiser.arch) if isinstance(denoiser, UNetDenoiser) else None
+    names = LoraNames(layers, denoiser.component, unet_names)
+    pool = LoraPool(layers, forms, lambda tree: jax.tree.map(put, tree), partial(run, ("lora",)))
+    return KnownLoras(names, room.rank), pool
 
 
 def tokenizing_of(checkpoint: Checkpoint, chunks: int) -> Tokenizing:

@@ -10,6 +10,7 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
+from apps.stable_diffusion.engine.controlnets.use import KnownControls
 from apps.stable_diffusion.engine.loras.known import KnownLoras
 from apps.stable_diffusion.engine.request import PictureRequest, Scheduler, Size
 
@@ -52,6 +53,8 @@ class Backend(Protocol[PictureT]):
 
     loras: KnownLoras
     """Those that requests may name."""
+    controls: KnownControls
+    """Likewise."""
 
     @property
     def compiles_after_ready(self) -> int:

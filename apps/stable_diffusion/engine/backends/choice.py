@@ -1,7 +1,7 @@
 """Chooses and opens the backend for a checkpoint."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from apps.stable_diffusion.engine.backends.backend import Backend
@@ -28,6 +28,7 @@ def open_backend(
     dtype: str = "bfloat16",
     compile_cache: str | None = None,
     lora_room: LoraRoom | None = None,
+    controlnets: Mapping[str, str] | None = None,
     prompt_chunks: int = 1,
     progress: Callable[[str, int, int, float], None] | None = None,
 ) -> Backend[Any]:
@@ -39,6 +40,7 @@ def open_backend(
         guidance_scale: default of requests; if that is without guidance, they cannot use it.
         compile_cache: folder that keeps compiled programs (jax).
         lora_room: room for LoRAs (jax); None: there are none.
+        controlnets: locations by name (jax): see `ControlNetFile`.
         prompt_chunks: of a prompt, at most, for CLIP's text encoders.
         progress: called with (program, number done, total, its seconds) while compiling.
 
@@ -63,7 +65,10 @@ def open_backend(
     if chosen == "jax":
         from apps.stable_diffusion.engine.backends.jax_backend import JaxBackend
 
-        opened: Backend[Any] = JaxBackend(checkpoint, compile_cache=compile_cache, lora_room=lora_room, **settings)
+        settings |= {"lora_room": lora_room, "controlnets": controlnets}
+        opened: Backend[Any] = JaxBackend(checkpoint, compile_cache=compile_cache, **settings)
+    elif controlnets:
+        raise ValueError(f"backend {chosen} has no ControlNet: set backend jax, or leave controlnets out")
     elif lora_room is not None:
         raise ValueError(
             f"backend {chosen} has no LoRA: set backend jax, or leave loras, lora_folder, lora_loading out"

@@ -6,7 +6,7 @@ picture's text and latents are small, so they are replicated too.
 
 import logging
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,18 +17,17 @@ from jax.sharding import Mesh
 
 from apps.arrays.program_cache import use_compile_cache
 from apps.arrays.programs import Key, ProgramSet
-from apps.stable_diffusion.engine.backends.assembly import programs_of, schedule_of, tokenizing_of
+from apps.stable_diffusion.engine.backends.assembly import loras_of, programs_of, schedule_of, tokenizing_of
 from apps.stable_diffusion.engine.backends.backend import Progress
 from apps.stable_diffusion.engine.backends.picture_arrays import PictureArrays, nhwc
+from apps.stable_diffusion.engine.backends.program_list import listed
 from apps.stable_diffusion.engine.backends.program_titles import title
 from apps.stable_diffusion.engine.backends.programs import DenoisingState, PictureInputs
 from apps.stable_diffusion.engine.conditioning.interface import EncodedPrompt
 from apps.stable_diffusion.engine.conditioning.prompts import REMEMBERED, Prompts
-from apps.stable_diffusion.engine.denoisers.unet import UNetDenoiser
-from apps.stable_diffusion.engine.ldm.unet_names import UNetNames
+from apps.stable_diffusion.engine.controlnets.loaded import ControlNets, StartedControl
+from apps.stable_diffusion.engine.controlnets.use import KnownControls
 from apps.stable_diffusion.engine.loras.known import NO_LORAS, Combination, KnownLoras
-from apps.stable_diffusion.engine.loras.layers import layers_of
-from apps.stable_diffusion.engine.loras.names import LoraNames
 from apps.stable_diffusion.engine.loras.pool import LoraPool
 from apps.stable_diffusion.engine.loras.room import LoraRoom
 from apps.stable_diffusion.engine.model import weights
@@ -53,6 +52,7 @@ class JaxPicture(StartedPicture):
     inputs: PictureInputs
     slot: int
     """Of its LoRAs; see `LoraPool`."""
+    controls: tuple[StartedControl, ...]
 
 
 class JaxBackend:
@@ -67,6 +67,7 @@ class JaxBackend:
         devices: default: all of this process.
         attention: xla or flash, see `attention.attend`; default: flash on TPU.
         lora_room: room for LoRAs; None: the programs have none.
+        controlnets: locations by name: see `ControlNetFile`.
         prompt_chunks: of a prompt, at most, for CLIP: see `chunks`.
 
     Raises:
@@ -88,6 +89,7 @@ class JaxBackend:
         attention: str | None = None,
         compile_cache: str | None = None,
         lora_room: LoraRoom | None = None,
+        controlnets: Mapping[str, str] | None = None,
         prompt_chunks: int = 1,
     ) -> None:
         use_compile_cache(compile_cache)
@@ -97,9 +99,10 @@ class JaxBackend:
         self._dtype = np.dtype(jnp.dtype(dtype))
         tokenizing, schedule = tokenizing_of(checkpoint, prompt_chunks), schedule_of(checkpoint)
         self.sizes = tuple(sizes)
+        configs = {name: checkpoint.config(name) for name in checkpoint.components}
         self.programs = programs_of(
             kind,
-            {name: checkpoint.config(name) for name in checkpoint.components},
+            configs,
             self.sizes,
             tuple(tokenizing.lengths),
             mesh=mesh,
@@ -116,40 +119,32 @@ class JaxBackend:
         remembered = max(FEWEST_TEXTS, min(REMEMBERED, TEXT_BYTES // _nbytes(self.programs.texts())))
         self.prompts = Prompts(checkpoint, tokenizing, guided, self._encode_text, self._zeros_like, remembered)
         self._weights = self._load(checkpoint)
+        self._controls: ControlNets | None = None
+        if controlnets:
+            self._controls = ControlNets(controlnets, configs.get("unet", {}), self.programs)
+        self.controls = KnownControls() if self._controls is None else self._controls.known
         self._lora_room = lora_room
         self._compiled = self._programs()
         self._arrays = PictureArrays(self.programs)
         self.loras = KnownLoras()
         self._lora_pool: LoraPool | None = None
         if lora_room is not None:
-            self.loras, self._lora_pool = self._with_loras(lora_room)
+            self.loras, self._lora_pool = loras_of(self.programs, self._weights, lora_room, self._arrays.put, self._run)
 
     # -- loading ------------------------------------------------------------------------------------------------
 
     def _load(self, checkpoint: Checkpoint) -> dict[str, Any]:
         """Load only the tensors that the programs use. All headers are checked before any tensor is read."""
         functions = self.programs.functions(self.sizes[0])
-        entries = {name: weights.required(checkpoint, name, f, self._dtype) for name, f in functions.items()}
+        entries = {
+            name: weights.required(checkpoint.source(name), name, f, self._dtype) for name, f in functions.items()
+        }
         texts = self.programs.encoder.loader(checkpoint)
         loaded = {
             name: weights.load(checkpoint.source(name), e, self._dtype, self.programs.everywhere)
             for name, e in entries.items()
         }
         return texts() | loaded
-
-    def _with_loras(self, room: LoraRoom) -> tuple[KnownLoras, LoraPool]:
-        forms = self.programs.low_rank(self._weights, room)
-        layers = {name: layers_of(self._weights[name]) for name in (*forms.pool, *forms.texts)}
-        denoiser = self.programs.denoiser
-        unet = UNetNames(denoiser.arch) if isinstance(denoiser, UNetDenoiser) else None
-        names = LoraNames(layers, denoiser.component, unet)
-        pool = LoraPool(
-            layers,
-            forms,
-            lambda arrays: jax.tree.map(self._arrays.put, arrays),
-            lambda pool, one, slot: self._compiled["lora",](pool, one, slot),
-        )
-        return KnownLoras(names, room.rank), pool
 
     # -- compiling ----------------------------------------------------------------------------------------------
 
@@ -171,7 +166,11 @@ class JaxBackend:
         forms = jax.tree.map(
             lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding), self._weights
         )
-        return ProgramSet(self.programs.listed(forms, self.sizes, self.batch_sizes, self._lora_room))
+        controls = None if self._controls is None else self._controls.programs
+        return ProgramSet(listed(self.programs, forms, self.sizes, self.batch_sizes, self._lora_room, controls))
+
+    def _run(self, key: Key, *arguments: Any) -> Any:
+        return self._compiled[key](*arguments)
 
     @property
     def compiles_after_ready(self) -> int:
@@ -201,9 +200,10 @@ class JaxBackend:
             start_noise = self._arrays.put(denoiser.packed(noise))
         there = None if place is None else self._arrays.constant("place", size, lambda: place)
         state = DenoisingState(latents, self._arrays.put(np.zeros(zeros.shape, np.float32)))
+        controls = () if self._controls is None else self._controls.started(request, self._run)
         slot, (prompt, negative, warnings) = self._with_combination(request)  # last: nothing may fail with it in hand
         inputs = PictureInputs(prompt, negative, mask, original, start_noise, there)
-        return JaxPicture(request, warnings, plan, state, inputs, slot)
+        return JaxPicture(request, warnings, plan, state, inputs, slot, controls)
 
     def _with_combination(self, request: PictureRequest) -> tuple[int, tuple[Any, ...]]:
         """A slot for the request's LoRAs, and its prompts, encoded with them."""
@@ -232,18 +232,21 @@ class JaxBackend:
         program, spare = self._compiled["denoise", groups[0], b], self._arrays.spare_states(size, b - len(pictures))
         inputs = tuple(picture.inputs for picture in pictures) + (pictures[0].inputs,) * len(spare)
         still = self._arrays.zeros(size)
-        loras: tuple[Any, ...] = ()
+        more: tuple[Any, ...] = () if self._controls is None else (None, None)
         if self._lora_pool is not None:
             slots = np.array([picture.slot for picture in pictures] + [0] * len(spare), np.int32)
-            loras = self._lora_pool.arrays[denoiser.component], self._arrays.put(slots)
+            more = self._lora_pool.arrays[denoiser.component], self._arrays.put(slots)
+        added: tuple[Any, ...] = ()
         for _ in range(steps):
             rows = np.stack([picture.plan.next_coefficients() for picture in pictures] + [RESTING] * len(spare))
             drawn = (picture.plan.next_noise() for picture in pictures)
             noises = [still if noise is None else self._arrays.put(denoiser.packed(nhwc(noise))) for noise in drawn]
             noises += [still] * len(spare)
             states = tuple(picture.state for picture in pictures) + tuple(spare)
-            weights = self._weights[denoiser.component]
-            states = program(weights, self._arrays.put(rows), states, inputs, tuple(noises), *loras)
+            now = self._arrays.put(rows), states, inputs
+            if self._controls is not None:
+                added = (self._controls.added(size, b, pictures, self._run, *now),)
+            states = program(self._weights[denoiser.component], *now, tuple(noises), *more, *added)
             for picture, state in zip(pictures, states):
                 picture.state = state
                 picture.plan.steps_done += 1

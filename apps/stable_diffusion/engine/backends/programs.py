@@ -6,10 +6,8 @@ two passes, with and without the prompt, possibly on two chips) and returns them
 a batch without an extra copy or program.
 """
 
-import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -18,20 +16,15 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from apps.arrays.programs import Key, ProgramSpec
 from apps.stable_diffusion.engine.conditioning.interface import AllWeights, EncodedPrompt, PromptEncoder
 from apps.stable_diffusion.engine.denoisers.interface import Denoiser, Shape
-from apps.stable_diffusion.engine.loras.layout import Pool, adapted, written
+from apps.stable_diffusion.engine.loras.layout import Pool, adapted
 from apps.stable_diffusion.engine.loras.pool import LoraForms
 from apps.stable_diffusion.engine.loras.room import LoraRoom
 from apps.stable_diffusion.engine.model import vae
 from apps.stable_diffusion.engine.model.weights import NamedWeights, declared
 from apps.stable_diffusion.engine.request import Size
 from apps.stable_diffusion.engine.scheduling.schedules import COLUMNS, StepCoefficients
-
-log = logging.getLogger("podslice")
-OFF = ("xla_tpu_run_space_to_batch", "xla_tpu_run_space_to_batch_on_new_platforms")
-"""Passes that split a picture's width into batches where a chip has few pictures: twice the time of the convolution."""
 
 
 class DenoisingState(NamedTuple):
@@ -71,11 +64,28 @@ class Programs:
         return self.encoder.encode(weights, inputs, loras)
 
     def predict(
-        self, weights: NamedWeights, x: jax.Array, time: jax.Array, text: EncodedPrompt, place: jax.Array | None
+        self,
+        weights: NamedWeights,
+        x: jax.Array,
+        time: jax.Array,
+        text: EncodedPrompt,
+        place: jax.Array | None,
+        added: tuple[jax.Array, ...] | None = None,
     ) -> jax.Array:
         """The network's output for n pictures at times [n], with stacked texts and places: float32, like x."""
-        out = self.denoiser.predict(weights, x.astype(self.dtype), time, text, place, self.attention)
+        out = self.denoiser.predict(weights, x.astype(self.dtype), time, text, place, self.attention, added)
         return out.astype(jnp.float32)
+
+    def passes(self, x: jax.Array, time: jax.Array, fixed: PictureInputs) -> tuple[jax.Array, jax.Array, Any, Any]:
+        """What the network is given of b pictures: scaled latents, times, texts and places of its n passes.
+
+        With guidance n = 2 b, each picture first without the prompt and then with it; without guidance n = b.
+        """
+        if not self.guided:
+            return x, time, fixed.prompt, fixed.place
+        text = jax.tree.map(_interleave, fixed.negative, fixed.prompt)
+        place = None if fixed.place is None else fixed.place.repeat(2, axis=0)
+        return x.repeat(2, axis=0), time.repeat(2), text, place
 
     def denoise(
         self,
@@ -86,6 +96,7 @@ class Programs:
         noises: tuple[jax.Array, ...],
         pool: Pool | None = None,
         slots: jax.Array | None = None,
+        added: tuple[jax.Array, ...] | None = None,
     ) -> tuple[DenoisingState, ...]:
         """One step of b pictures, passed separately.
 
@@ -94,25 +105,23 @@ class Programs:
             noises: each like a picture's latents.
             pool: of LoRAs; None: there are none.
             slots: [b] int32, each picture's in the pool.
+            added: what ControlNets add to the n passes: see `controlnets.programs`.
         """
-        state, fixed, noise = _stack(states), _stack(inputs), jnp.stack(noises)
+        state, fixed, noise = stack(states), stack(inputs), jnp.stack(noises)
         every = tuple(range(1, state.latents.ndim))  # of a picture's axes
-        step = StepCoefficients(*(jnp.expand_dims(coefficients[:, i], every) for i in range(COLUMNS)))  # type: ignore[arg-type]  # columns, not numbers: of all pictures at once
-        x, time, text, place = step.scale * state.latents, coefficients[:, 0], fixed.prompt, fixed.place
-        if self.guided:  # n = 2 b; without guidance n = b
-            x, time = x.repeat(2, axis=0), time.repeat(2)
-            text = jax.tree.map(_interleave, fixed.negative, fixed.prompt)
-            place = None if place is None else place.repeat(2, axis=0)
-            slots = None if slots is None else slots.repeat(2)
+        step = columns(coefficients, state.latents)
+        x, time, text, place = self.passes(step.scale * state.latents, coefficients[:, 0], fixed)
+        slots = slots.repeat(2) if self.guided and slots is not None else slots
         share = P("data")  # the chips share the n passes through the network; the rest is small, and replicated
         predict = jax.shard_map(
             lambda weights, pool, slots, *arrays: self.predict(adapted(weights, pool, slots), *arrays),
             mesh=self.mesh,
-            in_specs=(P(), P(), share, share, share, share, share),
+            in_specs=(P(), P(), *[share] * 6),
             out_specs=share,
             check_vma=False,
         )
-        out = jax.lax.with_sharding_constraint(predict(weights, pool, slots, x, time, text, place), self.everywhere)
+        out = predict(weights, pool, slots, x, time, text, place, added)
+        out = jax.lax.with_sharding_constraint(out, self.everywhere)
         if self.guided:
             out = out[::2] + jnp.expand_dims(coefficients[:, COLUMNS], every) * (out[1::2] - out[::2])
         estimate = step.from_sample * state.latents + step.from_output * out
@@ -162,7 +171,7 @@ class Programs:
         packed = self.denoiser.packed
         return packed(original), packed(mix[0] * original + mix[1] * start_noise)
 
-    # -- programs to compile ------------------------------------------------------------------------------------
+    # -- shapes ------------------------------------------------------------------------------------
 
     @property
     def everywhere(self) -> NamedSharding:
@@ -216,81 +225,15 @@ class Programs:
         components = (*self.encoder.adaptable, self.denoiser.component)
         return LoraForms.of({name: forms[name] for name in components}, room, self.dtype, self.everywhere)
 
-    def listed(
-        self,
-        forms: Mapping[str, Any],
-        sizes: tuple[Size, ...],
-        batch_sizes: tuple[int, ...],
-        loras: LoraRoom | None = None,
-    ) -> Iterator[ProgramSpec]:
-        """Every program that requests need. The weights come first among its arguments.
 
-        Keys: `("text",)`, for each group `("denoise", group, pictures)`, and for each size `("decode", size)` and
-        `("image", size)`; with LoRA `("lora",)`, which writes a slot of the pool.
-
-        Args:
-            forms: of the weights: see `forms`.
-            sizes: (width, height) in pixels.
-        """
-
-        def spec(key: Key, function: Callable[..., Any], *arguments: Any, **options: Any) -> ProgramSpec:
-            return ProgramSpec(key, self._precise(function), arguments, out_shardings=self.everywhere, **options)
-
-        texts = {name: forms[name] for name in self.encoder.components}
-        tokens = tuple(self.shape(each.shape, each.dtype) for each in self.encoder.inputs())
-        low_rank = None if loras is None else self.low_rank(forms, loras)
-        yield spec(("text",), self.encode_text, texts, tokens, *([] if low_rank is None else [low_rank.texts]))
-        if low_rank is not None:
-            yield spec(("lora",), written, low_rank.pool, low_rank.one, self.shape((), np.int32), donate=(0,))
-        text = self.texts()
-        # Not for the others: the decoder would compile for over ten minutes of CPU, not three and a half.
-        options = {"donate": (2,), "options": _compiler_options(self.mesh.devices.flat[0])}
-        groups = {self.denoiser.group(size): size for size in reversed(sizes)}
-        for group, size in reversed(groups.items()):
-            array, mask, place = self._forms_of_picture(size)
-            state = DenoisingState(array, array)
-            fixed = PictureInputs(text, text if self.guided else None, mask, array, array, place)
-            for b in batch_sizes:
-                coefficients = self.shape((b, COLUMNS + 1))
-                weights, pictures = forms[self.denoiser.component], ((state,) * b, (fixed,) * b, (array,) * b)
-                more: list[Any] = []
-                if low_rank is not None:
-                    more = [low_rank.pool[self.denoiser.component], self.shape((b,), np.int32)]
-                yield spec(("denoise", group, b), self.denoise, weights, coefficients, *pictures, *more, **options)
-        for size in sizes:
-            array, _, _ = self._forms_of_picture(size)
-            decode = partial(self.decode, size)
-            yield spec(("decode", size), decode, forms["vae"], (array,) * self.mesh.size)
-            image, latents = self.shape((size[1], size[0], 3), np.uint8), self.shape(self.latents(size))
-            yield spec(("image", size), self.encode_image, forms["vae"], image, latents, latents, self.shape((2,)))
-
-    def _forms_of_picture(self, size: Size) -> tuple[Any, Any, Any]:
-        """Of its array, its mask, and its place."""
-        latents, denoiser = self.latents(size), self.denoiser
-        place = denoiser.place(latents)
-        places = None if place is None else self.shape(place.shape, place.dtype)
-        return self.shape(denoiser.shape(latents)), self.shape(denoiser.mask_shape(latents)), places
-
-    def _precise(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """With float32, make a TPU multiply in float32 too, not in bfloat16."""
-        precision = "highest" if self.dtype == np.float32 else "default"
-        return jax.default_matmul_precision(precision)(function)
+def columns(coefficients: jax.Array, like: jax.Array) -> StepCoefficients:
+    """All pictures' coefficients at once, [b, COLUMNS + 1], each of the rank of `like`."""
+    every = tuple(range(1, like.ndim))
+    return StepCoefficients(*(jnp.expand_dims(coefficients[:, i], every) for i in range(COLUMNS)))  # type: ignore[arg-type]  # columns, not numbers
 
 
-def _compiler_options(device: jax.Device) -> dict[str, bool]:
-    """The options that this device's compiler has: their names change between versions of libtpu."""
-    options: dict[str, bool] = {}
-    for name in OFF if device.platform == "tpu" else ():
-        one = jax.ShapeDtypeStruct((), np.float32, sharding=jax.sharding.SingleDeviceSharding(device))
-        try:
-            ProgramSpec((name,), jnp.negative, (one,), options={name: False}).compiled()
-            options[name] = False
-        except jax.errors.JaxRuntimeError as error:
-            log.warning("pictures may take longer, with few of them on a chip: %s", error)
-    return options
-
-
-def _stack(trees: tuple[Any, ...]) -> Any:
+def stack(trees: tuple[Any, ...]) -> Any:
+    """Trees of the same form as one, each array with a first axis more."""
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
 
 

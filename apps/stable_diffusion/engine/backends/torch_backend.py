@@ -28,6 +28,7 @@ from apps.stable_diffusion.engine.backends.backend import Progress
 from apps.stable_diffusion.engine.backends.torch_networks import KeptRegion, TorchNetworks, TorchText
 from apps.stable_diffusion.engine.conditioning.clip_tokens import ClipTokens
 from apps.stable_diffusion.engine.conditioning.prompts import Prompts
+from apps.stable_diffusion.engine.controlnets.use import KnownControls
 from apps.stable_diffusion.engine.loras.known import KnownLoras
 from apps.stable_diffusion.engine.model.checkpoint import Checkpoint, refuse_others
 from apps.stable_diffusion.engine.request import PictureRequest, Size
@@ -100,7 +101,7 @@ class TorchBackend:
         self._is_xl = checkpoint.is_xl
         tokens = ClipTokens(checkpoint, prompt_chunks)
         self._prompts = Prompts(checkpoint, tokens, guided, self._encode_text, lambda text: text.map(torch.zeros_like))
-        self.loras = KnownLoras()
+        self.loras, self.controls = KnownLoras(), KnownControls()
         self._fillers: dict[tuple[int, int], list[TorchPicture]] = {}
         self._sync()
 
@@ -135,6 +136,7 @@ class TorchBackend:
         """See `Backend.start`."""
         plan = self._planner.plan(request)
         self.loras.combination(request.loras)
+        self.controls.check(request.controls)
         start_noise, schedule = plan.start_noise, plan.schedule
         noise = schedule.start_noise * start_noise
         if request.latents is not None:

@@ -53,10 +53,18 @@ class Denoiser(Protocol):
         """What the network needs to know of a picture's shape, as a small array; None: its array says it."""
 
     def predict(
-        self, w: NamedWeights, x: jax.Array, time: jax.Array, text: EncodedPrompt, place: Any, attention: str
+        self,
+        w: NamedWeights,
+        x: jax.Array,
+        time: jax.Array,
+        text: EncodedPrompt,
+        place: Any,
+        attention: str,
+        added: tuple[jax.Array, ...] | None = None,
     ) -> jax.Array:
         """The network's output for n pictures' arrays x at times [n], with stacked texts and places: like x.
 
         Args:
             attention: see `attention.attend`.
+            added: by ControlNets, which only UNets have.
         """

@@ -48,12 +48,22 @@ class UNetDenoiser:
         return None
 
     def predict(
-        self, w: NamedWeights, x: jax.Array, time: jax.Array, text: EncodedPrompt, place: Any, attention: str
+        self,
+        w: NamedWeights,
+        x: jax.Array,
+        time: jax.Array,
+        text: EncodedPrompt,
+        place: Any,
+        attention: str,
+        added: tuple[jax.Array, ...] | None = None,
     ) -> jax.Array:
+        return unet.predict(w, self.arch, x, time, self.conditioning(x, text), attention, added)
+
+    def conditioning(self, x: jax.Array, text: EncodedPrompt) -> unet.Conditioning:
+        """What n pictures' arrays x are conditioned on, with stacked texts."""
         sizes = None
         if self.arch.size_width is not None:
             height, width = (side * self.reduction for side in x.shape[1:3])
             sizes = jnp.tile(jnp.array([height, width, 0, 0, height, width], jnp.float32), (len(x), 1))
         seen = None if text.length is None else jnp.arange(text.context.shape[1]) < text.length[:, None]
-        cond = unet.Conditioning(text.context, text.pooled, sizes, seen)
-        return unet.predict(w, self.arch, x, time, cond, attention)
+        return unet.Conditioning(text.context, text.pooled, sizes, seen)

@@ -88,10 +88,17 @@ class ZImageDenoiser:
         return np.array([side // PATCH for side in latents[:2]], np.int32)
 
     def predict(
-        self, w: NamedWeights, x: jax.Array, time: jax.Array, text: EncodedPrompt, place: Any, attention: str
+        self,
+        w: NamedWeights,
+        x: jax.Array,
+        time: jax.Array,
+        text: EncodedPrompt,
+        place: Any,
+        attention: str,
+        added: tuple[jax.Array, ...] | None = None,
     ) -> jax.Array:
         """The velocity from picture to noise, at noise levels `time`: the network has both the other way round."""
-        assert text.length is not None  # a language model's
+        assert text.length is not None and added is None  # a language model's; ControlNets are of UNets
         return -z_image.predict(w, self.arch, x, 1 - time, text.context, text.length, place, attention)
 
     def _filled(self, patches: int) -> int:

@@ -27,7 +27,7 @@ OTHERS = {
     "joint_blocks.": "Stable Diffusion 3",
     "lora_unet_": "a LoRA: name it in loras",
     "lora_te": "a LoRA: name it in loras",
-    "control_model.": "a ControlNet",
+    "control_model.": "a ControlNet: name it in controlnets",
     "edm_": "Playground 2.5",
 }
 """How keys of other models begin."""

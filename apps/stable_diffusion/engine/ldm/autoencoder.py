@@ -4,17 +4,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
-from apps.arrays.model_folder import CheckpointError, ModelFolder, TensorEntry
+from apps.arrays.model_folder import CheckpointError, TensorEntry
 from apps.serving.numbers.ranges import check
 from apps.stable_diffusion.engine.ldm import architecture, vae_names
+from apps.stable_diffusion.engine.ldm.component import ComponentFile
 from apps.stable_diffusion.engine.ldm.locations import located
 from apps.stable_diffusion.engine.model.checkpoint import VAE_FILE
 from apps.stable_diffusion.engine.model.config_ranges import FIELDS
 
 
-class Autoencoder(ModelFolder):
+class Autoencoder(ComponentFile):
     """Its config and tensors, as a `ComponentSource`.
 
     Args:
@@ -28,34 +27,21 @@ class Autoencoder(ModelFolder):
 
     def __init__(self, location: str, is_xl: bool) -> None:
         folder, file = located(location, ["config.json", VAE_FILE])
-        super().__init__(folder)
-        self._file = file or VAE_FILE
-        entries = self.header(self._file)
+        super().__init__(folder, file or VAE_FILE)
+        entries = self.header(self.name)
         if file is None:
             config = self.read_json("config.json")
             if not isinstance(config, dict):
                 raise CheckpointError(f"{location}: config.json is missing or is not a JSON object")
             check(f"{location}/config.json", config, FIELDS["vae"], CheckpointError)
-            self.vae_config, self._entries = config, entries
+            self.vae_config, self.entries = config, entries
             return
         own = {name.removeprefix(architecture.VAE): entry for name, entry in entries.items()}
         try:
             self.vae_config = architecture.vae(own, is_xl)
         except CheckpointError as error:
             raise CheckpointError(f"{location} is no autoencoder of Stable Diffusion: {error}") from None
-        self._entries = vae_tensors(own, self.vae_config)
-
-    def tensors(self, component: str) -> dict[str, TensorEntry]:
-        """See `Checkpoint.tensors`."""
-        return self._entries
-
-    def where(self, component: str) -> str:
-        """See `Checkpoint.where`."""
-        return f"{self.location}/{self._file}"
-
-    def read(self, entry: TensorEntry) -> np.ndarray:
-        """See `Checkpoint.read`."""
-        return self.array(entry.file, entry.start, entry.stop, entry.dtype, entry.shape)
+        self.entries = vae_tensors(own, self.vae_config)
 
 
 def vae_tensors(own: Mapping[str, TensorEntry], config: Mapping[str, Any]) -> dict[str, TensorEntry]:

@@ -90,20 +90,20 @@ class UNetArchitecture:
     size_width: int | None  # sinusoids of each of XL's size numbers
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> "UNetArchitecture":
+    def of(cls, config: Mapping[str, Any], component: str = "unet") -> "UNetArchitecture":
         """The architecture of a config. Raises CheckpointError for a field that implies a different network."""
-        refuse_others(config, "unet", ALLOWED)
-        get = partial(needed, config, "unet")
+        refuse_others(config, component, ALLOWED)
+        get = partial(needed, config, component)
         blocks = tuple(name for key in ("down_block_types", "up_block_types") for name in get(key))
         for name in ("down_block_types", "up_block_types"):
             refuse_others(
-                {name: next((b for b in get(name) if b not in BLOCKS), None)}, "unet", {name: (None, *BLOCKS)}
+                {name: next((b for b in get(name) if b not in BLOCKS), None)}, component, {name: (None, *BLOCKS)}
             )
         only_cross = config.get("only_cross_attention", False)
         if only_cross if isinstance(only_cross, bool) else any(only_cross):
-            refuse_others(config, "unet", {"only_cross_attention": (False,)})
+            refuse_others(config, component, {"only_cross_attention": (False,)})
         if not isinstance(get("layers_per_block"), int):
-            refuse_others(config, "unet", {"layers_per_block": (1, 2)})
+            refuse_others(config, component, {"layers_per_block": (1, 2)})
         channels = tuple(get("block_out_channels"))
         levels = len(channels)
 
@@ -129,28 +129,24 @@ class UNetArchitecture:
 
 
 def predict(
-    w: NamedWeights, arch: UNetArchitecture, x: jax.Array, time: jax.Array, cond: Conditioning, attention: str
+    w: NamedWeights,
+    arch: UNetArchitecture,
+    x: jax.Array,
+    time: jax.Array,
+    cond: Conditioning,
+    attention: str,
+    added: tuple[jax.Array, ...] | None = None,
 ) -> jax.Array:
-    """The network's prediction for noisy latents x [b, h, w, 4] at time steps [b]: [b, h, w, 4]."""
-    embedded = _embed_time(w, arch, time, cond, x.dtype)
-    x = conv(w["conv_in"], x, arch.channels[0])
-    kept = [x]
-    for i, out in enumerate(arch.channels):
-        block = w["down_blocks"][i]
-        for j in range(arch.resnets):
-            x = resnet(block["resnets"][j], x, out, arch.groups, arch.eps, embedded)
-            if arch.down[i]:
-                x = _transformer(block["attentions"][j], arch, i, x, cond, attention)
-            kept.append(x)
-        if i < len(arch.channels) - 1:
-            x = conv(block["downsamplers"][0]["conv"], x, out, stride=2)
-            kept.append(x)
+    """The network's prediction for noisy latents x [b, h, w, 4] at time steps [b]: [b, h, w, 4].
 
-    middle, out = w["mid_block"], arch.channels[-1]
-    x = resnet(middle["resnets"][0], x, out, arch.groups, arch.eps, embedded)
-    x = _transformer(middle["attentions"][0], arch, -1, x, cond, attention)
-    x = resnet(middle["resnets"][1], x, out, arch.groups, arch.eps, embedded)
-
+    Args:
+        added: what ControlNets add to each output that is kept, and to the middle's.
+    """
+    embedded = embed_time(w, arch, time, cond, x.dtype)
+    x, kept = go_down(w, arch, conv(w["conv_in"], x, arch.channels[0]), embedded, cond, attention)
+    x = go_through_middle(w, arch, x, embedded, cond, attention)
+    if added is not None:
+        kept, x = [own + more for own, more in zip(kept, added[:-1])], x + added[-1]
     for i, out in enumerate(reversed(arch.channels)):
         block = w["up_blocks"][i]
         for j in range(arch.resnets + 1):
@@ -164,7 +160,35 @@ def predict(
     return conv(w["conv_out"], x, 4)
 
 
-def _embed_time(
+def go_down(
+    w: NamedWeights, arch: UNetArchitecture, x: jax.Array, embedded: jax.Array, cond: Conditioning, attention: str
+) -> tuple[jax.Array, list[jax.Array]]:
+    """From the first convolution's output [b, h, w, c] to the coarsest, and every output that is kept."""
+    kept = [x]
+    for i, out in enumerate(arch.channels):
+        block = w["down_blocks"][i]
+        for j in range(arch.resnets):
+            x = resnet(block["resnets"][j], x, out, arch.groups, arch.eps, embedded)
+            if arch.down[i]:
+                x = _transformer(block["attentions"][j], arch, i, x, cond, attention)
+            kept.append(x)
+        if i < len(arch.channels) - 1:
+            x = conv(block["downsamplers"][0]["conv"], x, out, stride=2)
+            kept.append(x)
+    return x, kept
+
+
+def go_through_middle(
+    w: NamedWeights, arch: UNetArchitecture, x: jax.Array, embedded: jax.Array, cond: Conditioning, attention: str
+) -> jax.Array:
+    """At the coarsest size: [b, h, w, c] -> the same."""
+    middle, out = w["mid_block"], arch.channels[-1]
+    x = resnet(middle["resnets"][0], x, out, arch.groups, arch.eps, embedded)
+    x = _transformer(middle["attentions"][0], arch, -1, x, cond, attention)
+    return resnet(middle["resnets"][1], x, out, arch.groups, arch.eps, embedded)
+
+
+def embed_time(
     w: NamedWeights, arch: UNetArchitecture, time: jax.Array, cond: Conditioning, dtype: jnp.dtype
 ) -> jax.Array:
     """[b] -> [b, time_width]."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from apps.arrays.model_folder import CheckpointError, TensorEntry
 from apps.serving.numbers.finite import all_finite
-from apps.stable_diffusion.engine.model.checkpoint import Checkpoint, ComponentSource
+from apps.stable_diffusion.engine.model.checkpoint import ComponentSource
 from apps.stable_diffusion.engine.model.low_rank import LoraPair
 
 READERS = 8  # remote files are slow: several tensors are read at a time
@@ -117,14 +117,13 @@ def _new_name(name: str) -> str:
 
 
 def required(
-    checkpoint: Checkpoint, component: str, function: Callable[[NamedWeights], Any], dtype: np.dtype
+    source: ComponentSource, component: str, function: Callable[[NamedWeights], Any], dtype: np.dtype
 ) -> dict[str, TensorEntry]:
     """The tensors that a function of a component's weights uses, by their new names.
 
     Raises:
         CheckpointError: one is missing, or its shape is not what the config implies.
     """
-    source = checkpoint.source(component)
     entries = {_new_name(name): entry for name, entry in source.tensors(component).items()}
     shapes = {name: jax.ShapeDtypeStruct(_as_used(name, entry.shape), dtype) for name, entry in entries.items()}
     asked: set[str] = set()

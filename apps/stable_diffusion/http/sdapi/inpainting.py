@@ -24,17 +24,22 @@ Box = tuple[int, int, int, int]
 class Start:
     """What the engine gets, and what becomes of its picture."""
 
+    original: Image.Image
+    """The whole image, as it was sent, on white."""
     image: np.ndarray
     """[height, width, 3] uint8"""
     mask: np.ndarray | None = None
     """[height, width] bool"""
     finish: Callable[[np.ndarray], np.ndarray] | None = None
     """Engine's pixels -> the answer's; None: as they are."""
+    box: Box | None = None
+    """The part of the original that is painted; None: all of it."""
 
 
 def from_image(image: Image.Image, size: Size, fit: Fit) -> Start:
     """Image to image without a mask."""
-    return Start(_pixels(fitted(flattened(image), size, fit, Image.Resampling.LANCZOS)))
+    whole = flattened(image)
+    return Start(whole, _pixels(fitted(whole, size, fit, Image.Resampling.LANCZOS)))
 
 
 def from_mask(
@@ -83,7 +88,7 @@ def from_mask(
         return _pixels(Image.composite(over, under, cover))
 
     begun = _filled(part, painted) if filled else part
-    return Start(_pixels(begun), np.asarray(painted) >= 128, finish)
+    return Start(whole, _pixels(begun), np.asarray(painted) >= 128, finish, box if only_masked else None)
 
 
 def _pixels(image: Image.Image) -> np.ndarray:

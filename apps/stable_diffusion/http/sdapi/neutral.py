@@ -41,7 +41,7 @@ FIELDS: Neutral = {
     "initial_noise_multiplier": ((1,), ONE_SEED),
     "latent_mask": ((), "send mask"),
     "clip_skip": ((0, 1), "the text encoder is read at its last layer"),
-    "controlnet_units": ((), "there is no ControlNet here"),
+    "controlnet_units": ((), "units go into alwayson_scripts.controlnet.args"),
 }
 SECOND_PASS: Neutral = {
     "hr_checkpoint_name": (("Use same checkpoint",), ONE_MODEL),
@@ -112,9 +112,13 @@ EMPTY: tuple[Any, ...] = (None, "", [], {})
 def check_fields(fields: Mapping[str, Any]) -> None:
     """Raises OpenAIError, which names the field, if one is neither built nor neutral."""
     _check(fields, FIELDS, "")
-    for name, script in _scripts(fields.get("alwayson_scripts")):
+
+
+def check_scripts(scripts: Mapping[str, Any]) -> None:
+    """Raises OpenAIError, which names it, if a script is on."""
+    for name, script in scripts.items():
         if not _is_off(script):
-            raise _refused(f"alwayson_scripts.{name}", script, "scripts and ControlNet do not run here")
+            raise _refused(f"alwayson_scripts.{name}", script, "of scripts only controlnet runs here")
 
 
 def check_second_pass(fields: Mapping[str, Any]) -> None:
@@ -147,10 +151,6 @@ def _refused(name: str, value: Any, why: str, values: tuple[Any, ...] = ()) -> O
 
 def _same(value: Any, other: Any) -> bool:
     return value.lower() == other.lower() if isinstance(value, str) and isinstance(other, str) else value == other
-
-
-def _scripts(given: Any) -> list[tuple[str, Any]]:
-    return list(given.items()) if isinstance(given, dict) else [] if given in EMPTY else [("", given)]
 
 
 def _is_off(script: Any) -> bool:

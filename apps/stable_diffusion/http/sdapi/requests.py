@@ -4,6 +4,8 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from apps.stable_diffusion.http.sdapi.controlnet import AlwaysOnScripts, ControlUnit
+
 NAMES = {
     "num_inference_steps": "steps",
     "guidance_scale": "cfg_scale",
@@ -15,8 +17,11 @@ NAMES = {
     "image": "init_images",
     "loras": "prompt",
     "second_pass": "hr_second_pass_steps",
+    "controlnets": "alwayson_scripts.controlnet",
 }
 """Engine's field -> AUTOMATIC1111's."""
+PICTURES = ("init_images", "mask", "alwayson_scripts")
+"""Fields with pictures in them."""
 SECOND_PASS = frozenset(("enable_hr", "hr_scale", "hr_resize_x", "hr_resize_y", "hr_upscaler", "hr_second_pass_steps"))
 
 
@@ -56,11 +61,27 @@ class Text2ImageBody(BaseModel):
     """Share of the steps that are run, at least one: of the second pass; from an image, 0 gives it back."""
     send_images: bool | None = True
     override_settings: dict[str, Any] | None = None
+    alwayson_scripts: AlwaysOnScripts | None = None
+    """`{"controlnet": {"args": [unit, ...]}}`; other scripts do not run here."""
 
     @model_validator(mode="before")
     @classmethod
     def _null_is_absent(cls, body: Any) -> Any:
         return {name: value for name, value in body.items() if value is not None} if isinstance(body, dict) else body
+
+    @field_validator("alwayson_scripts", mode="before")
+    @classmethod
+    def _nothing_is_no_script(cls, value: Any) -> Any:
+        return value or None
+
+    @property
+    def control_units(self) -> list[ControlUnit]:
+        scripts = self.alwayson_scripts
+        return [] if scripts is None or scripts.controlnet is None else scripts.controlnet.args
+
+    @property
+    def other_scripts(self) -> dict[str, Any]:
+        return {} if self.alwayson_scripts is None else self.alwayson_scripts.model_extra or {}
 
     @property
     def pictures(self) -> int:
@@ -81,7 +102,7 @@ class Text2ImageBody(BaseModel):
     def sent(self) -> dict[str, Any]:
         """The fields that are built, as the client sent them, without pictures."""
         unused = set() if self.enable_hr else self.of_second_pass
-        return self.model_dump(exclude_none=True, exclude={"init_images", "mask", *unused, *self.others})
+        return self.model_dump(exclude_none=True, exclude={*PICTURES, *unused, *self.others})
 
 
 class Image2ImageBody(Text2ImageBody):

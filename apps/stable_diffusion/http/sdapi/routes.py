@@ -9,7 +9,6 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Callable, Coroutine
-from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -29,8 +28,10 @@ from apps.serving.ingress.dialects.openai_errors import (
 )
 from apps.serving.ingress.json_body import BadJSON, parsed_object, read_json
 from apps.serving.ingress.openapi import json_body, json_object
-from apps.stable_diffusion.engine.job import Aborted, PictureJob
+from apps.stable_diffusion.engine.job import Aborted
 from apps.stable_diffusion.engine.request import Size
+from apps.stable_diffusion.http.sdapi.controlnet import controls_of_units
+from apps.stable_diffusion.http.sdapi.facts import Jobs, info_of, progress_of
 from apps.stable_diffusion.http.sdapi.hires import second_pass_of
 from apps.stable_diffusion.http.sdapi.inpainting import Start, from_image, from_mask
 from apps.stable_diffusion.http.sdapi.lists import add_lists
@@ -38,18 +39,15 @@ from apps.stable_diffusion.http.sdapi.neutral import (
     SETTINGS,
     check_fields,
     check_sampler_fields,
+    check_scripts,
     check_second_pass,
     check_settings,
 )
 from apps.stable_diffusion.http.sdapi.requests import NAMES, Image2ImageBody, Text2ImageBody
 from apps.stable_diffusion.http.uploads import Fit, from_base64, read_image
 from apps.stable_diffusion.pictures import FinishedPng, PictureModel, PicturesRequest, check_length
-from apps.stable_diffusion.prompt_syntax import bare_parentheses, check_syntax, split_loras, unescaped, with_loras
+from apps.stable_diffusion.prompt_syntax import bare_parentheses, check_syntax, split_loras, unescaped
 from apps.stable_diffusion.samplers import ALIASES, SAMPLER_NAMES, sampler_named
-from ray_configs.cluster.release import PODSLICE_VERSION
-
-Jobs = dict[PictureJob, float]
-"""Open jobs and their start times, oldest first."""
 
 
 class _Route(APIRoute):
@@ -99,7 +97,7 @@ def sdapi_router(model: PictureModel) -> APIRouter:
     @router.get("/progress")
     async def progress(request: Request) -> Any:
         """Progress of the key's oldest job."""
-        return _progress(jobs_of(request))
+        return progress_of(jobs_of(request))
 
     @router.post("/interrupt")
     async def interrupt(request: Request) -> Any:
@@ -155,6 +153,7 @@ def _check(model: PictureModel, body: Text2ImageBody) -> None:
     """Raises OpenAIError for what would change the picture and is not built."""
     _check_settings(model, body.override_settings or {}, "override_settings.")
     check_fields(body.others)
+    check_scripts(body.other_scripts)
     if body.enable_hr:
         if isinstance(body, Image2ImageBody):
             raise OpenAIError(400, "enable_hr: is of text to image; leave it out", "enable_hr", "invalid_value")
@@ -208,12 +207,16 @@ async def _answer(model: PictureModel, jobs: Jobs, body: Text2ImageBody, start: 
         given = {"image": start.image, "mask": start.mask, "strength": body.denoising_strength, "min_steps": 1}
     with refusing(NAMES):
         prompt, loras = split_loras("prompt", body.prompt)
+        size = _size(model, body)
+        second = second_pass_of(model, body, size) if body.enable_hr else None
+        if units := body.control_units:
+            given["controls"] = await model.decoded(lambda: controls_of_units(model, units, size, second, start))
         negative, emphasis = body.negative_prompt or "", model.engine.backend.emphasis
         wanted = PicturesRequest(
             prompt=prompt if emphasis else unescaped(prompt),
             loras=loras,
-            size=(size := _size(model, body)),
-            second_pass=second_pass_of(model, body, size) if body.enable_hr else None,
+            size=size,
+            second_pass=second,
             n=body.pictures,
             negative_prompt=negative if emphasis else unescaped(negative),
             emphasis=emphasis,
@@ -242,54 +245,7 @@ async def _answer(model: PictureModel, jobs: Jobs, body: Text2ImageBody, start: 
         del jobs[job]
     pictures.sort(key=lambda drawn: drawn.picture)
     images = [] if body.send_images is False else [base64.b64encode(drawn.png).decode() for drawn in pictures]
-    info = _info(model, job, pictures)
+    info = info_of(model, job, pictures)
     for field, text in () if emphasis else (("prompt", prompt), ("negative_prompt", negative)):
         info["warnings"] += bare_parentheses(field, text)
     return JSONResponse({"images": images, "parameters": body.sent, "info": json.dumps(info)})
-
-
-def _info(model: PictureModel, job: PictureJob, pictures: list[FinishedPng]) -> dict[str, Any]:
-    """AUTOMATIC1111's description of a job; the `all_` lists cover the finished pictures."""
-    first = job.requests[0]
-    strength = None if first.second_pass is None else first.second_pass.strength
-    return {
-        "prompt": with_loras(first.prompt, first.loras),
-        "all_prompts": [with_loras(drawn.request.prompt, drawn.request.loras) for drawn in pictures],
-        "negative_prompt": first.negative_prompt,
-        "all_negative_prompts": [drawn.request.negative_prompt for drawn in pictures],
-        "seed": first.seed,
-        "all_seeds": [drawn.request.seed for drawn in pictures],
-        "width": first.width,
-        "height": first.height,
-        "sampler_name": SAMPLER_NAMES[first.scheduler],
-        "cfg_scale": first.guidance_scale,
-        "steps": first.num_inference_steps,
-        "batch_size": len(job.requests),
-        "denoising_strength": strength if first.image is None else first.strength,
-        "sd_model_name": model.name,
-        "infotexts": [drawn.parameters for drawn in pictures],
-        "warnings": sorted({warning for drawn in pictures for warning in drawn.warnings}),
-        "interrupted": len(pictures) < len(job.requests),
-        "job_timestamp": _timestamp(),
-        "version": f"podslice {PODSLICE_VERSION}",
-    }
-
-
-def _progress(jobs: Jobs) -> dict[str, Any]:
-    idle = {"job": "", "job_count": 0, "job_no": 0, "sampling_step": 0, "sampling_steps": 0}
-    reply = {"progress": 0.0, "eta_relative": 0.0, "current_image": None, "textinfo": None}
-    state = {"skipped": False, "interrupted": False, "stopping_generation": False, "job_timestamp": _timestamp()}
-    if not jobs:
-        return reply | {"state": state | idle}
-    job, began = next(iter(jobs.items()))
-    done, total = sum(job.steps_done), sum(job.steps_total)
-    share, seconds = done / total, time.monotonic() - began
-    step = min(job.steps_done)
-    of = {"job": "podslice", "job_count": len(jobs), "job_no": 0, "sampling_step": step}
-    state |= of | {"interrupted": job.leaving, "sampling_steps": max(job.steps_total)}
-    eta = seconds * (1 - share) / share if share else 0.0
-    return reply | {"progress": share, "eta_relative": eta, "state": state}
-
-
-def _timestamp() -> str:
-    return datetime.now(UTC).strftime("%Y%m%d%H%M%S")

@@ -65,13 +65,12 @@ def test_all_of_a_class_s_defaults_change_nothing(studio):
     assert post(studio, "options", **settings).status_code == 200
 
 
-NEURAL = {"controlnet": {"args": [{"enabled": True, "model": "canny", "image": START["init_images"][0]}]}}
 CHANGES: list[dict[str, Any]] = [
     {"subseed_strength": 0.5, "subseed": 3}, {"seed_resize_from_h": 256}, {"seed_resize_from_w": 256}, {"eta": 0.5},
     {"eta": 0, "sampler_name": "Euler a"}, {"s_churn": 0.4}, {"s_min_uncond": 1.0}, {"s_noise": 0.9},
     {"refiner_checkpoint": "refiner", "refiner_switch_at": 0.8}, {"styles": ["anime"]}, {"tiling": True},
     {"restore_faces": True}, {"script_name": "X/Y/Z plot"}, {"infotext": "a cat\nSteps: 3"}, {"clip_skip": 2},
-    {"firstphase_width": 8}, {"alwayson_scripts": NEURAL},
+    {"firstphase_width": 8}, {"controlnet_units": [{"model": "canny"}]},
     {"alwayson_scripts": {"ADetailer": {"args": [True, False, {"ad_model": "face"}]}}},
 ]  # fmt: skip
 
