@@ -63,6 +63,9 @@ class StableDiffusionConfig(AppConfig):
     """Requests in flight at one replica; more wait in Serve's queue."""
     max_queued_requests: int = Field(128, ge=0)
     """Size of Serve's queue; one more request is refused with 503 and Retry-After."""
+    clip_skip: int = Field(1, ge=1, le=100)
+    """Default layer of CLIP's text encoder, counted from the last, that Stable Diffusion 1.x and 2.x read: 2 for models
+    that were trained so, mostly of drawings. XL has its own."""
     max_prompt_tokens: int = Field(75, ge=75, le=750, multiple_of=75)
     """Tokens of a prompt that CLIP's text encoders read, 75 at a time, as in AUTOMATIC1111; what is beyond is dropped,
     with a warning. Every picture's steps take as long as with a prompt of so many, so that all share a batch."""

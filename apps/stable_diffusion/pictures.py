@@ -61,6 +61,7 @@ class PicturesRequest:
     negative_prompt: str = ""
     emphasis: bool = False
     """Whether the prompts have AUTOMATIC1111's weights."""
+    clip_skip: int | None = None
     seed: int | None = None
     num_inference_steps: int | None = None
     guidance_scale: float | None = None
@@ -179,6 +180,10 @@ class PictureModel:
         scheduler, karras = sampler_named(wanted.scheduler or config.scheduler, wanted.schedule)
         width, height = wanted.size
         optional: dict[str, Any] = {"strength": wanted.strength, "seed": wanted.seed}
+        if self.engine.backend.text_layers:
+            optional["clip_skip"] = config.clip_skip
+        if wanted.clip_skip is not None:
+            optional["clip_skip"] = wanted.clip_skip
         first = PictureRequest(
             prompt=wanted.prompt,
             width=width,

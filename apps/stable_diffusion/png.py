@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from apps.stable_diffusion.engine.controlnets.use import EMPHASES
+from apps.stable_diffusion.engine.controlnets.use import MODES
 from apps.stable_diffusion.engine.request import PictureRequest
 from apps.stable_diffusion.prompt_syntax import with_loras
 from apps.stable_diffusion.samplers import SAMPLER_NAMES
@@ -46,6 +46,8 @@ def parameters_of(request: PictureRequest, model: str) -> str:
     }
     if request.image is not None:
         facts["Denoising strength"] = f"{request.strength:g}"
+    if request.clip_skip > 1:
+        facts["Clip skip"] = request.clip_skip
     if (second := request.second_pass) is not None:
         facts |= {
             "Denoising strength": f"{second.strength:g}",
@@ -56,7 +58,7 @@ def parameters_of(request: PictureRequest, model: str) -> str:
     for i, use in enumerate(request.controls):
         facts[f"ControlNet {i}"] = (
             f'"Module: none, Model: {use.name}, Weight: {use.weight:g}, Guidance Start: {use.start:g}, '
-            f'Guidance End: {use.end:g}, Control Mode: {EMPHASES[use.emphasis]}"'
+            f'Guidance End: {use.end:g}, Control Mode: {MODES[use.mode]}"'
         )
     lines.append(", ".join(f"{key}: {value}" for key, value in facts.items()))
     return "\n".join(lines)

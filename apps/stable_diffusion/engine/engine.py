@@ -128,6 +128,8 @@ class Engine(EngineThread):
                 check_size((second.width, second.height), self.backend.sizes)
             self.backend.loras.combination(request.loras)
             self.backend.controls.check(request.controls)
+            if (skip := request.clip_skip) > 1 and skip > self.backend.text_layers:
+                raise RequestError("clip_skip", _why_not(skip, self.backend.text_layers))
             if request.emphasis and not self.backend.emphasis:
                 raise RequestError("emphasis", "emphasis: this model's prompts have no weights; leave it out")
         job, now = PictureJob(requests, previews, self, loop), time.monotonic()
@@ -248,6 +250,12 @@ class Engine(EngineThread):
 
     def _end(self, reason: str) -> None:
         self._jobs.fail_all(list(drained(self._incoming)), reason)
+
+
+def _why_not(clip_skip: int, layers: int) -> str:
+    if not layers:
+        return "clip_skip: this model's text encoders are read at a fixed layer; leave it out"
+    return f"clip_skip is {clip_skip}; this model's text encoder has {layers} layers"
 
 
 def _say(program: str, done: int, of: int, seconds: float) -> None:

@@ -105,6 +105,8 @@ class PictureRequest:
     negative_prompt: str = ""
     emphasis: bool = False
     """The prompts are written as AUTOMATIC1111 reads them, with `(red:1.5)`, `[red]` and `BREAK`: see `emphasis`."""
+    clip_skip: int = 1
+    """Which layer of CLIP's text encoder is read, counted from the last: AUTOMATIC1111's "Clip skip"."""
     seed: int = field(default_factory=lambda: secrets.randbelow(MAX_SEED + 1))
     """Seeds `torch.Generator("cpu")`, which draws the start noise as in diffusers, on every backend."""
     image: np.ndarray | None = None
@@ -132,6 +134,8 @@ class PictureRequest:
             refuse("num_inference_steps", f"num_inference_steps is {self.num_inference_steps}; it must be at least 1")
         if not 0 <= self.guidance_scale <= MAX_GUIDANCE:
             refuse("guidance_scale", f"guidance_scale is {self.guidance_scale}; it can be 0 to {MAX_GUIDANCE:g}")
+        if self.clip_skip < 1:
+            refuse("clip_skip", f"clip_skip is {self.clip_skip}; 1 reads the last layer, 2 the last but one")
         if not 0 <= self.seed <= MAX_SEED:
             refuse("seed", f"seed is {self.seed}; it must be from 0 to {MAX_SEED}")
         if self.karras and self.scheduler not in KARRAS:

@@ -8,7 +8,7 @@ from PIL import Image, ImageOps
 from pydantic import BeforeValidator, Field
 
 from apps.serving.ingress.bodies import Body
-from apps.stable_diffusion.engine.controlnets.use import MOST, ControlUse, Emphasis
+from apps.stable_diffusion.engine.controlnets.use import MOST, ControlMode, ControlUse
 from apps.stable_diffusion.engine.request import Size
 from apps.stable_diffusion.http.loras import from_form
 from apps.stable_diffusion.http.uploads import fitted, flattened, from_base64, read_image
@@ -28,7 +28,7 @@ class ControlBody(Body):
     start: float = Field(0.0, allow_inf_nan=False)
     end: float = Field(1.0, allow_inf_nan=False)
     """Shares of the steps between which it is used."""
-    emphasis: Emphasis = "balanced"
+    mode: ControlMode = "balanced"
     """On the `prompt` or the `control`: AUTOMATIC1111's "My prompt is more important" and "ControlNet is ..."."""
     resize: MapFit = "crop"
     """How a map of another size becomes the picture's: its middle, stretched, or whole, with borders."""
@@ -48,7 +48,7 @@ def controls_of(bodies: Sequence[ControlBody], size: Size) -> tuple[ControlUse, 
             body.weight,
             body.start,
             body.end,
-            body.emphasis,
+            body.mode,
         )
         for body in bodies
     )

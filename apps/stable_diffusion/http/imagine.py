@@ -35,6 +35,7 @@ class ImagineQuery(Strict):
     prompt: str = ""
     negative_prompt: str = ""
     emphasis: bool = Field(False, description="Read `(red:1.5)`, `[red]` and `BREAK` as AUTOMATIC1111 does.")
+    clip_skip: int | None = Field(None, ge=1, description="2 reads CLIP's last layer but one.")
     size: str | None = None
     width: int | None = None
     height: int | None = None
@@ -99,6 +100,7 @@ def _wanted(model: PictureModel, query: ImagineQuery, stream: bool) -> PicturesR
         size,
         negative_prompt=query.negative_prompt,
         emphasis=query.emphasis,
+        clip_skip=query.clip_skip,
         seed=query.seed,
         num_inference_steps=query.num_inference_steps,
         guidance_scale=query.guidance_scale,

@@ -80,6 +80,7 @@ def _wanted(size: Size, body: GenerationBody | EditBody, **more: Any) -> Picture
         n=1 if body.n is None else body.n,
         negative_prompt=body.negative_prompt or "",
         emphasis=bool(body.emphasis),
+        clip_skip=body.clip_skip,
         seed=body.seed,
         num_inference_steps=body.num_inference_steps,
         guidance_scale=body.guidance_scale,

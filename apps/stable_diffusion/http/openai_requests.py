@@ -43,6 +43,8 @@ class GenerationBody(Body):
     negative_prompt: str | None = None
     emphasis: bool | None = None
     """Read `(red:1.5)`, `[red]` and `BREAK` in the prompts as AUTOMATIC1111 does."""
+    clip_skip: int | None = Field(None, ge=1)
+    """Read CLIP's text encoder at another layer than its last: 2 is the last but one, as in AUTOMATIC1111."""
     seed: int | None = None
     num_inference_steps: int | None = Field(None, validation_alias=AliasChoices("num_inference_steps", "steps"))
     guidance_scale: float | None = Field(None, allow_inf_nan=False)

@@ -41,6 +41,7 @@ class LoopBackend:
     sizes: tuple[tuple[int, int], ...] = ((16, 16), (32, 16))
     schedulers: tuple[Scheduler, ...] = SCHEDULERS
     emphasis = True
+    text_layers = 12
     batch_sizes: tuple[int, ...] = (1, 2, 4)
     compiles_after_ready: int = 0
     launches: list[tuple[tuple[str, ...], int]] = field(default_factory=list)  # (prompts, steps)

@@ -41,6 +41,7 @@ def test_what_changes_a_picture(client):
     for change in (
         {"negative_prompt": "blue square"},
         {"guidance_scale": 1.0},
+        {"clip_skip": 2},
         {"scheduler": "dpm-solver++"},
         {"num_inference_steps": 6, "steps": None},
     ):

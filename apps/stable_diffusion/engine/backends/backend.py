@@ -48,6 +48,8 @@ class Backend(Protocol[PictureT]):
     """Those that can serve the model."""
     emphasis: bool
     """Whether words of its prompts can have weights."""
+    text_layers: int
+    """Of its text encoder, of which requests may leave out the last ones; 0: they may not."""
     batch_sizes: tuple[int, ...]
     """Compiled batch sizes, ascending; a smaller batch is padded up to the next of them."""
 

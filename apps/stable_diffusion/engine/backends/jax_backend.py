@@ -112,7 +112,7 @@ class JaxBackend:
             chunks=prompt_chunks,
         )
         pixels = self.programs.vae
-        self.schedulers, self.emphasis = schedule.schedulers, kind.emphasis
+        self.schedulers, self.emphasis, self.text_layers = schedule.schedulers, kind.emphasis, checkpoint.text_layers
         self._planner = Planner(pixels.reduction, pixels.latents, guided, kind.no_guidance, schedule)
         self.batch_sizes = batch_sizes(max_batch_size, len(devices), passes=2 if guided else 1)
         self.device = devices[0].device_kind + (f" x{len(devices)}" if len(devices) > 1 else "")

@@ -96,6 +96,7 @@ class TorchBackend:
             if width % reduction or height % reduction:
                 raise ValueError(f"size {width}x{height}: this model needs multiples of {reduction}")
         self.schedulers, self.emphasis = schedule.schedulers, checkpoint.kind.emphasis
+        self.text_layers = checkpoint.text_layers
         self._planner = Planner(reduction, CHANNELS, guided, checkpoint.kind.no_guidance, schedule)
         self.batch_sizes = batch_sizes(max_batch_size)
         self._is_xl = checkpoint.is_xl

@@ -52,9 +52,10 @@ class TorchNetworks:
         """Encode a text. Inputs: `ClipTokens` makes them."""
         arrays = [torch.from_numpy(each).to(self._device) for each in inputs]
         n, contexts, pooled = len(self._text_encoders), [], None
+        left_out = 0 if self._is_xl else int(inputs[2 * n])
         for encoder, ids, weights in zip(self._text_encoders, arrays[:n], arrays[n:]):
-            output = encoder(ids.long(), output_hidden_states=self._is_xl)
-            contexts.append(_weighted(output.hidden_states[-2] if self._is_xl else output.last_hidden_state, weights))
+            output = encoder(ids.long(), output_hidden_states=self._is_xl or left_out > 0)
+            contexts.append(_weighted(_read(encoder, output, self._is_xl, left_out), weights))
             pooled = output.text_embeds[:1] if self._is_xl and "text_embeds" in output else pooled
         context = torch.cat(contexts, dim=-1).to(self._dtype)
         chunks, positions, _ = context.shape
@@ -88,6 +89,16 @@ class TorchNetworks:
         pixels = self._vae.decode(latents, return_dict=False)[0].float()
         finite = torch.isfinite(pixels).all()
         return ((pixels[0] / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8), finite
+
+
+def _read(encoder: Any, output: Any, is_xl: bool, left_out: int) -> torch.Tensor:
+    """What the UNet reads of a text encoder's layers: [chunks, positions, hidden]."""
+    if is_xl:
+        return output.hidden_states[-2]
+    if not left_out:
+        return output.last_hidden_state
+    within = getattr(encoder, "text_model", encoder)  # transformers had it until 5.0
+    return within.final_layer_norm(output.hidden_states[-1 - left_out])
 
 
 def _weighted(context: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

@@ -49,12 +49,14 @@ class ClipEncoder:
         return len(self.configs) == 2
 
     def inputs(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-        """Of each encoder the ids [chunks, positions], and their weights; of several chunks, how many are used."""
+        """Of each encoder the ids [chunks, positions], and their weights; of a single encoder, how many of its layers
+        are left out; of several chunks, how many are used."""
         ids, weights = (
             [jax.ShapeDtypeStruct((self.chunks, length), dtype) for length in self.lengths]
             for dtype in (np.int32, np.float32)
         )
-        return *ids, *weights, *self._count()
+        left_out = [] if self.is_xl else [jax.ShapeDtypeStruct((), np.int32)]
+        return *ids, *weights, *left_out, *self._count()
 
     def encoded(self) -> EncodedPrompt:
         configs = list(self.configs.values())
@@ -80,18 +82,21 @@ class ClipEncoder:
     ) -> EncodedPrompt:
         row = None if loras is None else jnp.zeros(self.chunks, np.int32)
         n, encoded = len(self.configs), []
+        left_out = None if self.is_xl else inputs[2 * n]
         for name, ids, emphasis in zip(self.components, inputs[:n], inputs[n:]):
             pool = None if loras is None else loras[name]
-            context, pooled = self._run(name, adapted(weights[name], pool, row), ids)
+            context, pooled = self._run(name, adapted(weights[name], pool, row), ids, left_out)
             encoded.append(_weighted(context, emphasis))
         whole = jnp.concatenate(encoded, axis=-1).reshape(self.encoded().context.shape)
         length = inputs[-1] * self.lengths[0] if self.chunks > 1 else None
         return EncodedPrompt(whole, None if pooled is None else pooled[0], length)
 
-    def _run(self, name: str, weights: NamedWeights, ids: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+    def _run(
+        self, name: str, weights: NamedWeights, ids: jax.Array, left_out: jax.Array | None = None
+    ) -> tuple[jax.Array, jax.Array | None]:
         """One encoder: [chunks, positions] -> [chunks, positions, hidden], and [chunks, e] of XL's second."""
         second = name == "text_encoder_2"
-        return text_encoder.encode(weights, self.configs[name], ids, self.is_xl, second)
+        return text_encoder.encode(weights, self.configs[name], ids, self.is_xl, second, left_out)
 
     def _alone(self, name: str) -> Callable[[NamedWeights], Any]:
         """A function of an encoder's weights that uses all that `encode` uses."""

@@ -33,14 +33,15 @@ class ClipTokens:
         return self._known(text)
 
     def _tokenize(self, text: PromptText) -> PromptTokens:
-        """Of each encoder the ids [chunks, positions], and their weights; of several chunks, how many are used."""
+        """As `ClipEncoder.inputs` has them."""
         parts = weighted_parts(text.text) if text.emphasis else [WeightedPart(text.text)]
         each, beyond = zip(*(tokenizer.chunked(parts, self._chunks) for tokenizer in self._tokenizers))
         dropped = next((words for words in beyond if words), "")
         filled = [tokenizer.filled(chunks, self._chunks) for tokenizer, chunks in zip(self._tokenizers, each)]
         ids, weights = zip(*filled)
         used = [np.array(max(map(len, each)), np.int32)] if self._chunks > 1 else []
-        return PromptTokens((*ids, *weights, *used), dropped)
+        left_out = [np.array(text.left_out, np.int32)] if len(ids) == 1 else []
+        return PromptTokens((*ids, *weights, *left_out, *used), dropped)
 
 
 class _Tokenizer:

@@ -22,6 +22,8 @@ class PromptText(NamedTuple):
     text: str
     emphasis: bool = False
     """Whether it is read as AUTOMATIC1111 reads it: see `emphasis`. False: all of it is letters."""
+    left_out: int = 0
+    """Layers of the text encoder that are not read."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,8 @@ class Prompts(Generic[T]):
             key: tells the text encoders' LoRAs from others.
             loras: what `encode` takes of them.
         """
-        prompt, unwanted = (PromptText(text, request.emphasis) for text in (request.prompt, request.negative_prompt))
+        texts, left_out = (request.prompt, request.negative_prompt), request.clip_skip - 1
+        prompt, unwanted = (PromptText(text, request.emphasis, left_out) for text in texts)
         warnings = dropped_words(self._tokenizers, {"prompt": prompt, "negative_prompt": unwanted})
         negative = None
         if self._guided:

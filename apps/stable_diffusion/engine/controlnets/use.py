@@ -8,8 +8,8 @@ import numpy as np
 
 from apps.serving.errors import RequestError
 
-Emphasis = Literal["balanced", "prompt", "control"]
-EMPHASES: dict[Emphasis, str] = {
+ControlMode = Literal["balanced", "prompt", "control"]
+MODES: dict[ControlMode, str] = {
     "balanced": "Balanced",
     "prompt": "My prompt is more important",
     "control": "ControlNet is more important",
@@ -37,7 +37,7 @@ class ControlUse:
     start: float = 0.0
     end: float = 1.0
     """Shares of the steps between which it is used."""
-    emphasis: Emphasis = "balanced"
+    mode: ControlMode = "balanced"
     """On the prompt: less is added, more of it to the coarser layers. On the control: likewise, and only with the
     prompt, not without it."""
     second_image: np.ndarray | None = None
@@ -51,10 +51,8 @@ class ControlUse:
                 "controlnets",
                 f"controlnets: start is {self.start} and end is {self.end}; they are shares of the steps, from 0 to 1",
             )
-        if self.emphasis not in EMPHASES:
-            raise RequestError(
-                "controlnets", f"controlnets: emphasis is {self.emphasis!r}; choose one of: {', '.join(EMPHASES)}"
-            )
+        if self.mode not in MODES:
+            raise RequestError("controlnets", f"controlnets: mode is {self.mode!r}; choose one of: {', '.join(MODES)}")
 
     def at(self, step: int, steps: int) -> bool:
         """Whether it is used in a step, counted from 0, as diffusers' pipelines have it."""
@@ -68,9 +66,9 @@ class ControlUse:
             pooled: see `ControlNetFile`.
         """
         scales = np.full((passes, layers), self.weight, np.float32)
-        if self.emphasis != "balanced":
+        if self.mode != "balanced":
             scales *= SOFT ** (SOFT_FROM - np.arange(layers, dtype=np.float32))
-        if passes == 2 and (pooled or self.emphasis == "control"):
+        if passes == 2 and (pooled or self.mode == "control"):
             scales[0] = 0
         return scales
 

@@ -16,7 +16,7 @@ import numpy as np
 from apps.arrays.model_folder import CheckpointError, ModelFolder, TensorEntry, from_hub
 from apps.serving.numbers.ranges import Range, check
 from apps.stable_diffusion.engine.model.config_ranges import FIELDS, SCHEDULER
-from apps.stable_diffusion.engine.model.pipelines import KINDS, SUPPORTED, XL, kind_of
+from apps.stable_diffusion.engine.model.pipelines import KINDS, PLAIN, SUPPORTED, XL, kind_of
 
 ENCODER_FILE, OTHER_FILE = "model", "diffusion_pytorch_model"
 """How files of weights are called: transformers', and diffusers'."""
@@ -83,6 +83,11 @@ class Checkpoint(ModelFolder):
     @property
     def text_encoders(self) -> tuple[str, ...]:
         return self.kind.text_encoders
+
+    @property
+    def text_layers(self) -> int:
+        """Of CLIP's text encoder, of which Stable Diffusion 1.x and 2.x can leave out the last ones; 0 for others."""
+        return int(self.config("text_encoder")["num_hidden_layers"]) if self.kind is PLAIN else 0
 
     @property
     def tokenizers(self) -> tuple[str, ...]:

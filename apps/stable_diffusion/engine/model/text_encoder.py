@@ -26,7 +26,12 @@ def check(config: Mapping[str, Any], component: str) -> None:
 
 
 def encode(
-    w: NamedWeights, config: Mapping[str, Any], ids: jax.Array, penultimate: bool = False, projection: bool = False
+    w: NamedWeights,
+    config: Mapping[str, Any],
+    ids: jax.Array,
+    penultimate: bool = False,
+    projection: bool = False,
+    left_out: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array | None]:
     """Encode prompts for the UNet's cross attention.
 
@@ -34,6 +39,7 @@ def encode(
         ids: [batch, positions] int32.
         penultimate: return the last layer's input, on which XL was trained, instead of its normed output.
         projection: return the pooled embedding too.
+        left_out: [] int32: layers that are not read, from the last one on; None: all are.
 
     Returns:
         Hidden states [batch, positions, hidden], and the pooled embedding [batch, projected] or None.
@@ -44,7 +50,7 @@ def encode(
     embeddings = w["embeddings"]
     x = embeddings["token_embedding"].get("weight", config["vocab_size"], hidden)[ids]
     x = x + embeddings["position_embedding"].get("weight", positions, hidden)[: ids.shape[1]]
-    before = x
+    before, after = x, []
     for i in range(layers):
         layer, before = w["encoder"]["layers"][i], x
         h = layer_norm(layer["layer_norm1"], x, eps)
@@ -53,6 +59,9 @@ def encode(
         h = layer_norm(layer["layer_norm2"], x, eps)
         h = activation(linear(layer["mlp"]["fc1"], h, config["intermediate_size"]))
         x = x + linear(layer["mlp"]["fc2"], h, hidden)
+        after.append(x)
+    if left_out is not None:
+        x = jnp.stack(after)[layers - 1 - left_out]
     last = layer_norm(w["final_layer_norm"], x, eps)
     pooled = None
     if projection:

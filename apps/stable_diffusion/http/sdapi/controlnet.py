@@ -14,7 +14,7 @@ from PIL import Image, ImageOps
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from apps.serving.errors import RequestError
-from apps.stable_diffusion.engine.controlnets.use import EMPHASES, MOST, ControlUse, Emphasis
+from apps.stable_diffusion.engine.controlnets.use import MODES, MOST, ControlMode, ControlUse
 from apps.stable_diffusion.engine.request import SecondPass, Size
 from apps.stable_diffusion.http.controls import MapFit, map_of
 from apps.stable_diffusion.http.sdapi.inpainting import Start
@@ -26,8 +26,8 @@ FITS: dict[str | int, MapFit] = {
     "Scale to Fit (Inner Fit)": "crop", "Inner Fit (Scale to Fit)": "crop",
     "Envelope (Outer Fit)": "fill", "Outer Fit (Shrink to Fit)": "fill",
 }  # fmt: skip
-MODES: dict[str | int, Emphasis] = {
-    written: mode for i, (mode, name) in enumerate(EMPHASES.items()) for written in (name, i)
+MODES_BY_NAME: dict[str | int, ControlMode] = {
+    written: mode for i, (mode, name) in enumerate(MODES.items()) for written in (name, i)
 }
 INVERT = "invert (from white bg & black line)"
 MODULES = {"none": False, "invert": True, INVERT: True}
@@ -79,7 +79,7 @@ class ControlUnit(BaseModel):
     @field_validator("resize_mode", "control_mode")
     @classmethod
     def _known(cls, value: str | int, info: Any) -> str | int:
-        known: dict[str | int, Any] = FITS if info.field_name == "resize_mode" else MODES
+        known: dict[str | int, Any] = FITS if info.field_name == "resize_mode" else MODES_BY_NAME
         if value not in known:
             names = ", ".join(repr(each) for each in known if isinstance(each, str))
             raise ValueError(f"{value!r:.100} is not one of {names}")
@@ -169,7 +169,7 @@ def _use(
         weight=unit.weight,
         start=unit.guidance_start,
         end=unit.guidance_end,
-        emphasis=MODES[unit.control_mode],
+        mode=MODES_BY_NAME[unit.control_mode],
         second_image=again,
     )
 

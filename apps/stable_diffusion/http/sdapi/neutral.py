@@ -40,7 +40,6 @@ FIELDS: Neutral = {
     "token_merging_ratio_hr": ((0,), MERGING),
     "initial_noise_multiplier": ((1,), ONE_SEED),
     "latent_mask": ((), "send mask"),
-    "clip_skip": ((0, 1), "the text encoder is read at its last layer"),
     "controlnet_units": ((), "units go into alwayson_scripts.controlnet.args"),
 }
 SECOND_PASS: Neutral = {
@@ -52,7 +51,6 @@ SECOND_PASS: Neutral = {
 }
 """With `enable_hr`."""
 SETTINGS: Neutral = {
-    "CLIP_stop_at_last_layers": ((1, 0), "the text encoder is read at its last layer"),
     "always_discard_next_to_last_sigma": ((False,), WHOLE),
     "comma_padding_backtrack": ((20,), PROMPTS),
     "emphasis": (("Original",), PROMPTS),
@@ -106,6 +104,7 @@ BY_SAMPLER: Mapping[Scheduler, Neutral] = {
 }
 """These are read by some samplers only."""
 OTHERWISE: Neutral = {"eta": ((0, 1), WHOLE), "s_noise": ((0, 1), WHOLE)}
+CLIP_SKIP, MAX_CLIP_SKIP = "CLIP_stop_at_last_layers", 12
 EMPTY: tuple[Any, ...] = (None, "", [], {})
 
 
@@ -127,8 +126,12 @@ def check_second_pass(fields: Mapping[str, Any]) -> None:
 
 
 def check_settings(settings: Mapping[str, Any], prefix: str = "") -> None:
-    """Raises OpenAIError if a setting of the web UI is neither built nor neutral."""
+    """Raises OpenAIError if a setting of the web UI is neither built nor neutral, or out of range."""
     _check(settings, SETTINGS, prefix)
+    layer = settings.get(CLIP_SKIP)
+    if layer not in EMPTY and (type(layer) not in (int, float) or layer not in range(MAX_CLIP_SKIP + 1)):
+        message = f"{prefix}{CLIP_SKIP} is {layer!r:.100}; it can be 1 to {MAX_CLIP_SKIP}"
+        raise OpenAIError(400, message, prefix + CLIP_SKIP, "invalid_value")
 
 
 def check_sampler_fields(fields: Mapping[str, Any], scheduler: Scheduler) -> None:

@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from apps.stable_diffusion.http.sdapi.controlnet import AlwaysOnScripts, ControlUnit
+from apps.stable_diffusion.http.sdapi.neutral import CLIP_SKIP, MAX_CLIP_SKIP
 
 NAMES = {
     "num_inference_steps": "steps",
@@ -60,7 +61,10 @@ class Text2ImageBody(BaseModel):
     denoising_strength: float = Field(0.75, allow_inf_nan=False)
     """Share of the steps that are run, at least one: of the second pass; from an image, 0 gives it back."""
     send_images: bool | None = True
+    clip_skip: int | None = Field(None, ge=0, le=MAX_CLIP_SKIP)
+    """Which layer of CLIP's text encoder is read, from the last; 0 is the server's default. Of 1.x and 2.x alone."""
     override_settings: dict[str, Any] | None = None
+    """`CLIP_stop_at_last_layers` is `clip_skip`; others are refused unless they do nothing."""
     alwayson_scripts: AlwaysOnScripts | None = None
     """`{"controlnet": {"args": [unit, ...]}}`; other scripts do not run here."""
 
@@ -73,6 +77,11 @@ class Text2ImageBody(BaseModel):
     @classmethod
     def _nothing_is_no_script(cls, value: Any) -> Any:
         return value or None
+
+    @property
+    def layer(self) -> int | None:
+        """Which is read of the text encoder, as `clip_skip` has it; None: the server's default."""
+        return int(self.clip_skip or (self.override_settings or {}).get(CLIP_SKIP) or 0) or None
 
     @property
     def control_units(self) -> list[ControlUnit]:

@@ -36,6 +36,7 @@ from apps.stable_diffusion.http.sdapi.hires import second_pass_of
 from apps.stable_diffusion.http.sdapi.inpainting import Start, from_image, from_mask
 from apps.stable_diffusion.http.sdapi.lists import add_lists
 from apps.stable_diffusion.http.sdapi.neutral import (
+    CLIP_SKIP,
     SETTINGS,
     check_fields,
     check_sampler_fields,
@@ -133,7 +134,7 @@ def sdapi_router(model: PictureModel) -> APIRouter:
     async def options() -> Any:
         """The web UI's settings that exist here."""
         values = {name: values[0] if values else [] for name, (values, _) in SETTINGS.items()}
-        return {"sd_model_checkpoint": model.name} | values
+        return {"sd_model_checkpoint": model.name, CLIP_SKIP: model.config.clip_skip} | values
 
     @router.post("/options", openapi_extra=json_object({"sd_model_checkpoint": {"type": "string"}}, closed=False))
     async def set_options(request: Request) -> Any:
@@ -143,6 +144,9 @@ def sdapi_router(model: PictureModel) -> APIRouter:
         except (BadJSON, BodyTooLarge) as error:
             raise from_body(error) from None
         _check_settings(model, wanted)
+        if wanted.get(CLIP_SKIP) not in (None, model.config.clip_skip):
+            message = f"{CLIP_SKIP}: send it with each request, in override_settings, or set clip_skip in the config"
+            raise OpenAIError(400, message, CLIP_SKIP, "invalid_value")
         return {}
 
     add_lists(router, model)
@@ -220,6 +224,7 @@ async def _answer(model: PictureModel, jobs: Jobs, body: Text2ImageBody, start: 
             n=body.pictures,
             negative_prompt=negative if emphasis else unescaped(negative),
             emphasis=emphasis,
+            clip_skip=body.layer if model.engine.backend.text_layers else None,  # as there, XL has its own
             seed=None if body.seed in (None, -1) else body.seed,
             num_inference_steps=body.steps,
             guidance_scale=body.cfg_scale,

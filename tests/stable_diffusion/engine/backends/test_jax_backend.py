@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -14,7 +15,11 @@ import pytest
 
 from apps.stable_diffusion.engine.backends.choice import open_backend
 from apps.stable_diffusion.engine.backends.jax_backend import JaxBackend
+from apps.stable_diffusion.engine.backends.program_list import listed
+from apps.stable_diffusion.engine.controlnets.loaded import control_programs
+from apps.stable_diffusion.engine.model.checkpoint import Checkpoint
 from apps.stable_diffusion.engine.request import SCHEDULERS
+from tests.stable_diffusion.engine.controlnets import tiny_controlnets
 from tests.stable_diffusion.engine.test_pictures import MASK, MIXED, PICTURE, ask, make
 
 
@@ -42,10 +47,11 @@ def test_nothing_compiles_after_ready(backend: Callable[..., JaxBackend]) -> Non
 
 
 @pytest.mark.slow
-def test_four_chips_give_what_one_does(checkpoint: Callable[[str], Path]) -> None:
+def test_four_chips_give_what_one_does(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
     """With guidance each picture is two passes, so two pictures give work to all four; one is filled up to two."""
     flags = "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"  # the latter compiles sooner
-    command = [sys.executable, str(Path(__file__).with_name("sharded_pictures.py")), str(checkpoint("sdxl"))]
+    net = tiny_controlnets.save(checkpoint("sdxl"), tmp_path / "edges", 1)
+    command = [sys.executable, str(Path(__file__).with_name("sharded_pictures.py")), str(checkpoint("sdxl")), str(net)]
     found = subprocess.run(command, env=environment(XLA_FLAGS=flags), capture_output=True, text=True, timeout=250)
     assert found.returncode == 0, found.stderr[-3000:]
     device, difference, four, one = json.loads(found.stdout.splitlines()[-1])
@@ -55,11 +61,19 @@ def test_four_chips_give_what_one_does(checkpoint: Callable[[str], Path]) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("guided", [True, False])
-def test_programs_lower_for_tpu_with_the_flash_kernel(checkpoint: Callable[[str], Path], guided: bool) -> None:
-    made = JaxBackend(str(checkpoint("sd1")), sizes=[(64, 64)], max_batch_size=1, guided=guided, attention="flash")
-    for spec in made.programs.listed(made.programs.forms((64, 64)), made.sizes, made.batch_sizes):
+def test_programs_lower_for_tpu_with_the_flash_kernel(
+    checkpoint: Callable[[str], Path], guided: bool, tmp_path: Path
+) -> None:
+    model = checkpoint("sd1")
+    nets = {"edges": str(tiny_controlnets.save(model, tmp_path / "edges", 1))}
+    settings: dict[str, Any] = {"sizes": [(64, 64)], "max_batch_size": 1, "guided": guided, "attention": "flash"}
+    made = JaxBackend(str(model), controlnets=nets, **settings)
+    controls = control_programs(nets, Checkpoint(str(model)).config("unet"), made.programs)[0]
+    specs = list(listed(made.programs, made.programs.forms((64, 64)), made.sizes, made.batch_sizes, controls=controls))
+    assert {spec.key[0] for spec in specs} == {"text", "denoise", "decode", "image", "control", "control image"}
+    for spec in specs:
         text = spec.traced().lower(lowering_platforms=("tpu",)).as_text()
-        assert ("tpu_custom_call" in text) == (spec.key[0] != "text"), spec.key
+        assert ("tpu_custom_call" in text) == (spec.key[0] not in ("text", "control image")), spec.key
 
 
 @pytest.mark.slow

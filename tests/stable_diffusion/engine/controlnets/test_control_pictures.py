@@ -92,11 +92,11 @@ def _net(path: Path, use: ControlUse) -> Any:
     def forward(sample: torch.Tensor, *args: Any, **named: Any) -> Any:
         down, middle = plain(sample, *args, **named)
         made = [each * 0.825 ** float(12 - i) for i, each in enumerate([*down, middle])]
-        if use.emphasis == "control" and len(sample) == 2:
+        if use.mode == "control" and len(sample) == 2:
             made = [torch.cat([torch.zeros_like(each[:1]), each[1:]]) for each in made]
         return made[:-1], made[-1]
 
-    if use.emphasis != "balanced":
+    if use.mode != "balanced":
         net.forward = forward
     return net
 
@@ -182,10 +182,10 @@ def test_from_an_image_and_with_a_mask(studio: Callable) -> None:
         check(made, request, latents, pixels)
 
 
-@pytest.mark.parametrize("emphasis", ["prompt", "control"])
-def test_emphasis(studio: Callable, emphasis: Any) -> None:
+@pytest.mark.parametrize("mode", ["prompt", "control"])
+def test_emphasis(studio: Callable, mode: Any) -> None:
     made: Studio = studio("sd1")
-    requests = [ask("ddim", 4, scale, controls=(use("edges", emphasis=emphasis),)) for scale in (3.0, 1.0)]
+    requests = [ask("ddim", 4, scale, controls=(use("edges", mode=mode),)) for scale in (3.0, 1.0)]
     for request, (latents, pixels) in zip(requests, made.make(*requests)):
         check(made, request, latents, pixels)
         balanced = replace(request, controls=(use("edges"),))
@@ -214,7 +214,7 @@ def test_a_second_pass_has_its_own_map(studio: Callable) -> None:
         (lambda: (use("edges", weight=11),), "weight is 11; it can be 0 to 10"),
         (lambda: (use("edges", weight=float("nan")),), "weight is nan"),
         (lambda: (use("edges", start=0.6, end=0.5),), r"start is 0.6 and end is 0.5; they are shares of the steps"),
-        (lambda: (use("edges", emphasis="both"),), "emphasis is 'both'; choose one of: balanced, prompt, control"),
+        (lambda: (use("edges", mode="both"),), "mode is 'both'; choose one of: balanced, prompt, control"),
         (lambda: (ControlUse("edges", np.zeros((8, 8, 3), np.uint8)),), r"it is \[8, 8, 3\]; the requested size needs"),
     ],
 )

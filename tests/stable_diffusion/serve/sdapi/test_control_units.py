@@ -64,7 +64,7 @@ def the_use(server: Any, *units: Any, **fields: Any) -> ControlUse:
 @pytest.mark.parametrize("name", ["controlnet", "ControlNet"])
 def test_the_class_s_defaults(server: Any, name: str) -> None:
     use = the_use(server, UNIT | {"image": b64(MAP)}, name=name)
-    assert (use.name, use.weight, use.start, use.end, use.emphasis) == ("Edges", 1.0, 0.0, 1.0, "balanced")
+    assert (use.name, use.weight, use.start, use.end, use.mode) == ("Edges", 1.0, 0.0, 1.0, "balanced")
     assert np.array_equal(use.image, MAP) and use.second_image is None
 
 
@@ -73,9 +73,9 @@ def test_the_class_s_defaults(server: Any, name: str) -> None:
     [
         ({"model": "edges [d14c016b]"}, {"name": "Edges"}),
         ({"weight": 0.7, "guidance_start": 0.2, "guidance_end": 0.6}, {"weight": 0.7, "start": 0.2, "end": 0.6}),
-        ({"control_mode": "My prompt is more important"}, {"emphasis": "prompt"}),
-        ({"control_mode": 2}, {"emphasis": "control"}),
-        ({"control_mode": "ControlNet is more important"}, {"emphasis": "control"}),
+        ({"control_mode": "My prompt is more important"}, {"mode": "prompt"}),
+        ({"control_mode": 2}, {"mode": "control"}),
+        ({"control_mode": "ControlNet is more important"}, {"mode": "control"}),
         ({"module": None, "processor_res": 512, "lowvram": True}, {}),
     ],
 )
@@ -216,17 +216,17 @@ def test_openai_s_client(server: Any) -> None:
     local, asked = server
     with openai.OpenAI(base_url=f"{local.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
         one = {"name": "Edges", "image": b64(MAP)}
-        two = {"name": "depth", "image": b64(WIDE), "weight": 0.5, "end": 0.8, "emphasis": "control", "resize": "fill"}
+        two = {"name": "depth", "image": b64(WIDE), "weight": 0.5, "end": 0.8, "mode": "control", "resize": "fill"}
         client.images.generate(prompt="a cat", size="16x16", extra_body={"controlnets": [one, two]})
         first, second = asked.pop().controls
         assert np.array_equal(first.image, MAP) and first.weight == 1.0
-        assert (second.name, second.weight, second.end, second.emphasis) == ("depth", 0.5, 0.8, "control")
+        assert (second.name, second.weight, second.end, second.mode) == ("depth", 0.5, 0.8, "control")
         form = {"controlnets": json.dumps([one])}
         client.images.edit(prompt="a cat", image=("in.png", png_of(MAP)), size="16x16", extra_body=form)
         assert [use.name for use in asked.pop().controls] == ["Edges"]
         for wrong, says in (
             ([{"name": "Edges"}], "controlnets[0].image"),
-            ([one | {"emphasis": "both"}], "controlnets[0].emphasis"),
+            ([one | {"mode": "both"}], "controlnets[0].mode"),
             ([one] * 4, "controlnets"),
             ("edges", "must be JSON, such as"),
             ([one | {"name": "pose"}], "there is no ControlNet 'pose'"),

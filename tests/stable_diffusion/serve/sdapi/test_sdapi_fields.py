@@ -69,7 +69,7 @@ CHANGES: list[dict[str, Any]] = [
     {"subseed_strength": 0.5, "subseed": 3}, {"seed_resize_from_h": 256}, {"seed_resize_from_w": 256}, {"eta": 0.5},
     {"eta": 0, "sampler_name": "Euler a"}, {"s_churn": 0.4}, {"s_min_uncond": 1.0}, {"s_noise": 0.9},
     {"refiner_checkpoint": "refiner", "refiner_switch_at": 0.8}, {"styles": ["anime"]}, {"tiling": True},
-    {"restore_faces": True}, {"script_name": "X/Y/Z plot"}, {"infotext": "a cat\nSteps: 3"}, {"clip_skip": 2},
+    {"restore_faces": True}, {"script_name": "X/Y/Z plot"}, {"infotext": "a cat\nSteps: 3"},
     {"firstphase_width": 8}, {"controlnet_units": [{"model": "canny"}]},
     {"alwayson_scripts": {"ADetailer": {"args": [True, False, {"ad_model": "face"}]}}},
 ]  # fmt: skip
@@ -84,7 +84,13 @@ def test_what_would_change_the_picture_is_refused_by_name(studio, path, fields):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("CLIP_stop_at_last_layers", 2), ("sd_vae", "v1-5.vae.pt"), ("eta_noise_seed_delta", 31337), ("tiling", True)],
+    [
+        ("CLIP_stop_at_last_layers", 13),
+        ("CLIP_stop_at_last_layers", "two"),
+        ("sd_vae", "v1-5.vae.pt"),
+        ("eta_noise_seed_delta", 31337),
+        ("tiling", True),
+    ],
 )
 def test_settings_that_would_change_the_picture(studio, name, value):
     reply = post(studio, "txt2img", prompt="a cat", override_settings={name: value})
@@ -103,6 +109,24 @@ def test_settings_that_would_change_the_picture(studio, name, value):
 )
 def test_scripts_that_are_off_do_nothing(studio, scripts):
     assert far_apart(drawn(studio, alwayson_scripts=scripts), drawn(studio)) <= 1
+
+
+def test_clip_skip(studio):
+    """A setting there, a field in some of its forks; 0 and 1 are the last layer."""
+    plain = drawn(studio)
+    second = drawn(studio, override_settings={"CLIP_stop_at_last_layers": 2})
+    assert far_apart(second, plain) > 1
+    assert far_apart(drawn(studio, clip_skip=2), second) <= 1
+    assert far_apart(drawn(studio, "img2img", **START, clip_skip=2), drawn(studio, "img2img", **START)) > 1
+    reply = post(studio, "txt2img", prompt="a cat", override_settings={"CLIP_stop_at_last_layers": 2.0})
+    assert "Clip skip: 2" in json.loads(reply.json()["info"])["infotexts"][0]
+    for fields in ({"clip_skip": 0}, {"clip_skip": 1}, {"override_settings": {"CLIP_stop_at_last_layers": 1}}):
+        assert far_apart(drawn(studio, **fields), plain) <= 1
+    assert post(studio, "options", CLIP_stop_at_last_layers=1).status_code == 200
+    reply = post(studio, "options", CLIP_stop_at_last_layers=2)
+    assert reply.status_code == 400 and "send it with each request" in reply.json()["detail"]
+    reply = post(studio, "txt2img", prompt="a cat", clip_skip=4)
+    assert reply.status_code == 400 and "text encoder has 3 layers" in reply.json()["detail"]
 
 
 def test_null_is_absent(studio):
