@@ -98,6 +98,9 @@ class StableDiffusionConfig(AppConfig):
     and the answer says so."""
     compile_cache: str | None = "~/.cache/podslice/jax"
     """Folder of JAX's persistent compilation cache: a UNet takes minutes to compile. None: no cache."""
+    prepared_programs: str | None = None
+    """Folder or URL of programs that `podslice prepare CONFIG --to` compiled. A replica that finds those for its slice
+    compiles none."""
     health_step_deadline_s: float = Field(300, gt=0)
     """A step longer than this counts as stuck: its requests end with an error, the replica fails its health check."""
     drain_timeout_s: float = Field(120, ge=0)
@@ -121,6 +124,12 @@ class StableDiffusionConfig(AppConfig):
         if not sizes:
             raise ValueError("sizes must name at least one size, such as 512x512")
         return sizes
+
+    @property
+    def pixel_sizes(self) -> tuple[tuple[int, int], ...]:
+        """Width and height of each of the sizes."""
+        sides = (size.split("x") for size in self.sizes)
+        return tuple((int(width), int(height)) for width, height in sides)
 
     @property
     def prompt_chunks(self) -> int:

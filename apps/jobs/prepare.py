@@ -133,14 +133,15 @@ def _prepare(
 def _prepare_config(source: str | None, to: str, name: str | None, emulated: bool) -> None:
     from ray_configs.llm import LLMConfig
     from ray_configs.loading import ConfigError, application
+    from ray_configs.stable_diffusion import StableDiffusionConfig
 
     if source is None:
         _end("CONFIG is missing: python -m apps.jobs.prepare CONFIG --to FOLDER", WRONG)
     try:
-        config = application(source, LLMConfig, name=name)
+        config = application(source, LLMConfig, StableDiffusionConfig, name=name)
     except ConfigError as error:
         _end(str(error), WRONG)
-    assert isinstance(config, LLMConfig)
+    assert isinstance(config, LLMConfig | StableDiffusionConfig)
     if emulated and config.slice is None:
         _end(f"--emulated: {source} has no slice, so its programs are this machine's anyway; leave it out", WRONG)
     from apps.jobs.preparation import config as preparation

@@ -13,6 +13,7 @@ class PictureMetrics(Metrics[EngineStats]):
         "waiting": ("podslice_pictures_waiting", "Pictures that wait for a place in the batch."),
         "seconds_ahead": ("podslice_pictures_seconds_ahead", "Estimated time for running and waiting pictures."),
         "compiles_after_ready": ("podslice_compiles_after_ready", "Programs compiled since ready: a defect if not 0."),
+        "programs_compiled": ("podslice_programs_compiled", "Programs compiled at the start: none was prepared."),
     }
     COUNTERS: ClassVar = {
         "pictures": ("podslice_pictures", "Pictures finished."),

@@ -21,7 +21,9 @@ ZERO_AFTER_S = 15
 STATE = "~/.local/state/podslice"
 """Holds a folder with the state of each cell, which the cell's next local run reads."""
 
-OF_ITS_MODEL = ("tokenizer", "vae", "prediction", "loras", "lora_folder", "controlnets", "safety_checker")
+OF_ITS_MODEL = (
+    *("tokenizer", "vae", "prediction", "loras", "lora_folder", "controlnets", "safety_checker", "prepared_programs"),
+)
 """Of a picture model's fields those that name files, which are not the demo's or not here."""
 
 

@@ -187,6 +187,7 @@ DESCRIBED: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
     (Mapping, _mapping),
     (functools.partial, _partial),
     (types.FunctionType, _function),
+    (types.MethodType, lambda value: ["method", _name(value.__func__), described(value.__self__)]),
     (jnp.ufunc, lambda value: f"jax.numpy.{value.__name__}"),
 )
 """How values of other libraries' types are described."""

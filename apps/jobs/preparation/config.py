@@ -11,6 +11,7 @@ from apps.llm.engine.execute import stored
 from apps.llm.engine.weights.model import Model
 from apps.llm.engine.weights.prepared import Prepared
 from ray_configs.llm import LLMConfig
+from ray_configs.stable_diffusion import StableDiffusionConfig
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,8 @@ class PreparedStart:
         )
 
 
-def prepare_config(config: LLMConfig, to: str, emulated: bool) -> PreparedStart:
-    """Write what a replica of the config reads, below `to`, or what is missing of it.
+def prepare_config(config: LLMConfig | StableDiffusionConfig, to: str, emulated: bool) -> PreparedStart:
+    """Write what a replica of the config reads, below `to`, or what is missing of it. Of pictures: programs alone.
 
     Args:
         emulated: for the emulation of its slice by CPUs.
@@ -44,6 +45,8 @@ def prepare_config(config: LLMConfig, to: str, emulated: bool) -> PreparedStart:
         PreparationRefused: the config does not fit its slice, or there is no key to seal with; nothing was written.
         Busy, CheckpointError, OSError: see `preparation.prepare`.
     """
+    if isinstance(config, StableDiffusionConfig):
+        return _prepare_pictures(config, stored.below(to), emulated)
     if config.engine != "jax":
         raise PreparationRefused(f"engine={config.engine!r} reads checkpoints as they are: there is nothing to prepare")
     programs.seal_key()
@@ -61,6 +64,15 @@ def prepare_config(config: LLMConfig, to: str, emulated: bool) -> PreparedStart:
     from apps.jobs.preparation.emulated import prepare_on_hosts
 
     return PreparedStart(weights, prepare_on_hosts(config, location))
+
+
+def _prepare_pictures(config: StableDiffusionConfig, location: str, emulated: bool) -> PreparedStart:
+    from apps.jobs.preparation.pictures import prepare_pictures
+
+    if emulated:
+        raise PreparationRefused("--emulated is for language models: pictures' programs are prepared for TPUs, or CPUs")
+    programs.seal_key()
+    return PreparedStart(None, prepare_pictures(config, location, TargetDevices.of(config, emulated)))
 
 
 def _open(config: LLMConfig) -> Model:

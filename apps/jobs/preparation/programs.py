@@ -6,10 +6,10 @@ A set is written program by program, and its manifest after each: the same comma
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 
 from apps.arrays import distributed
 from apps.arrays.layout import Devices, Layout
-from apps.arrays.programs import Key, ProgramSet
+from apps.arrays.programs import Key, ProgramSet, ProgramSpec
 from apps.arrays.stored_programs import fingerprint
 from apps.arrays.stored_programs.folder import (
     KEY_VARIABLE,
@@ -37,12 +37,22 @@ from apps.llm.engine.loading import calibration_tokens
 from apps.llm.engine.weights.model import Model
 from apps.llm.text.model_files import tokenizer_of
 from apps.serving.progress import bar
+from ray_configs.applications.replicas import AppConfig
 from ray_configs.llm import LLMConfig
 from ray_configs.tpu import TpuSlice
 
 CUSTOM_CALL = re.compile(r'custom_call_target="(podslice_\w+)"')
 SPARE = 0.03
 """Part of a chip's memory that is left out of the number of pages: what a real one has free is known only there."""
+
+
+class ListedPrograms(Protocol):
+    """Programs to be prepared, all on one mesh."""
+
+    @property
+    def mesh(self) -> Mesh: ...
+
+    def listed(self) -> Iterable[ProgramSpec]: ...
 
 
 @dataclass(frozen=True)
@@ -57,7 +67,7 @@ class TargetDevices:
     devices: Sequence[jax.Device]
 
     @classmethod
-    def of(cls, config: LLMConfig, emulated: bool) -> "TargetDevices":
+    def of(cls, config: AppConfig, emulated: bool) -> "TargetDevices":
         """The config's slice; this machine's CPUs if it has none, or is emulated."""
         if config.slice is None or emulated:
             return cls(config.slice, jax.devices())
@@ -123,7 +133,7 @@ class Preparing:
 
     folder: ProgramFolder
     manifest: ProgramManifest
-    ranks: list[EnginePrograms]
+    ranks: Sequence[ListedPrograms]
     """Of each DP rank."""
     before: dict[str, StoredProgram]
     """Programs by their digests."""
@@ -135,15 +145,40 @@ class Preparing:
         Raises:
             PreparationRefused: the config does not fit the slice, or there is no key to seal with.
         """
-        folder = ProgramFolder(location, seal_key())
         ranks = of_config(config, machine)
+        return cls.at(location, machine, stored.made_for(ranks[0], machine.devices), ranks, ranks[0].pages)
+
+    @classmethod
+    def at(
+        cls,
+        location: str,
+        machine: TargetDevices,
+        made_for: dict[str, str],
+        ranks: Sequence[ListedPrograms],
+        pages: int = 0,
+    ) -> "Preparing":
+        """See `ProgramManifest`. Raises PreparationRefused: there is no key to seal with."""
+        folder = ProgramFolder(location, seal_key())
         manifest = ProgramManifest(
-            made_for=stored.made_for(ranks[0], machine.devices),
+            made_for=made_for,
             platform=machine.devices[0].platform,
             slice=machine.slice and str(machine.slice),
-            pages=ranks[0].pages,
+            pages=pages,
         )
         return cls(folder, manifest, ranks, _before(folder, manifest))
+
+    def written(self) -> ProgramSummary:
+        """Compile and write what is not there yet.
+
+        Raises:
+            Busy: another process is preparing there.
+            OSError: the disk is full, the bucket cannot be written.
+        """
+        with self.folder.locked():
+            summary = ProgramSummary(self.folder, self.manifest)
+            self.run(summary.record)
+            summary.finish()
+        return summary
 
     def run(self, record: Callable[[StoredProgram, bool], None]) -> None:
         """Compile and write the programs that are not there, of the ranks that begin on this host.
@@ -156,7 +191,7 @@ class Preparing:
             if first == jax.process_index() or rank.mesh.devices.flat[0] not in jax.devices():
                 self._run(rank, record)
 
-    def _run(self, programs: EnginePrograms, record: Callable[[StoredProgram, bool], None]) -> None:
+    def _run(self, programs: ListedPrograms, record: Callable[[StoredProgram, bool], None]) -> None:
         agreeing = [distributed.least(programs.mesh)] if distributed.spans_hosts(programs.mesh) else []
         specs = {fingerprint.program(spec): spec for spec in (*programs.listed(), *agreeing)}
         missing = {}
@@ -183,15 +218,9 @@ def prepare_programs(config: LLMConfig, location: str, machine: TargetDevices) -
 
     Raises:
         PreparationRefused: see `Preparing.of`.
-        Busy: another process is preparing there.
-        OSError: the disk is full, the bucket cannot be written.
+        Busy, OSError: see `Preparing.written`.
     """
-    preparing = Preparing.of(config, location, machine)
-    with preparing.folder.locked():
-        summary = ProgramSummary(preparing.folder, preparing.manifest)
-        preparing.run(summary.record)
-        summary.finish()
-    return summary
+    return Preparing.of(config, location, machine).written()
 
 
 def seal_key() -> bytes:

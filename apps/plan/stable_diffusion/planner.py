@@ -18,7 +18,7 @@ from apps.plan.stable_diffusion import known
 from apps.plan.stable_diffusion.known import Configs
 from apps.plan.stable_diffusion.report import ImagePlan, Program, Rate
 from apps.stable_diffusion.engine.backends.assembly import programs_of
-from apps.stable_diffusion.engine.backends.program_list import listed
+from apps.stable_diffusion.engine.backends.program_list import ProgramList
 from apps.stable_diffusion.engine.conditioning.chat_prompts import POSITIONS
 from apps.stable_diffusion.engine.controlnets.loaded import control_programs
 from apps.stable_diffusion.engine.ldm.opening import open_checkpoint
@@ -108,13 +108,14 @@ class PicturePrograms:
         )
         forms = programs.forms(size)
         batches = tuple(count * slice.chips for count in workload.pictures)
-        rooms = LoraRoom(config.lora_slots, config.max_lora_rank) if config.has_loras else None
+        rooms = LoraRoom.of(config)
         controls, own, nothing = None, 0, 0
         if config.controlnets:
             controls, files = control_programs(config.controlnets, configs.get("unet", {}), programs)
-            own = sum(_shard_bytes(controls.forms()[controls.kinds.index(arch)]) for _, arch in files.values())
+            own = sum(_shard_bytes(controls.forms()[controls.kinds.index(each.arch)]) for each in files.values())
             nothing = sum(_shard_bytes(controls.added(size, b)) for b in batches)
-        specs = {spec.key: spec for spec in listed(programs, forms, (size,), batches, rooms, controls)}
+        every = ProgramList(programs, (size,), batches, rooms, controls)
+        specs = {spec.key: spec for spec in every.listed()}
         group = programs.denoiser.group(size)
         loras = None if rooms is None else programs.low_rank(forms, rooms)
         pool, texts = (0, 0) if loras is None else (_shard_bytes(loras.pool), _shard_bytes(loras.texts))

@@ -50,6 +50,7 @@ class EngineStats:
     failed: int  # pictures that ended with an error
     steps: int  # denoising steps, counted once for each picture
     compiles_after_ready: int
+    programs_compiled: int  # before it was ready, because none was prepared
     seconds_ahead: float  # estimated time for all running and waiting pictures
     step_running_s: float  # how long the current turn of the loop has taken so far; 0 when idle
 
@@ -77,22 +78,21 @@ class Engine(EngineThread):
         """
         from apps.stable_diffusion.engine.backends.choice import open_backend
 
-        sides = [size.split("x") for size in config.sizes]
-        room = LoraRoom(config.lora_slots, config.max_lora_rank) if config.has_loras else None
         backend = open_backend(
             config.model,
             tokenizer=config.tokenizer,
             prediction=config.prediction,
             vae=config.vae,
-            sizes=[(int(width), int(height)) for width, height in sides],
+            sizes=config.pixel_sizes,
             backend=config.backend,
             max_batch_size=config.max_batch_size,
             guidance_scale=config.guidance_scale,
             dtype=config.dtype,
             compile_cache=config.compile_cache,
-            lora_room=room,
+            lora_room=LoraRoom.of(config),
             controlnets=config.controlnets,
             prompt_chunks=config.prompt_chunks,
+            prepared_programs=config.prepared_programs,
             progress=_say,
         )
         if config.scheduler not in backend.schedulers:
@@ -158,6 +158,7 @@ class Engine(EngineThread):
             failed=self._jobs.failed,
             steps=self._steps,
             compiles_after_ready=self.backend.compiles_after_ready,
+            programs_compiled=self.backend.programs_compiled,
             seconds_ahead=self._seconds_ahead(),
             step_running_s=self.step_running_s,
         )

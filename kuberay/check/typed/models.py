@@ -89,7 +89,7 @@ def host_memory(configured: Configured) -> Iterator[Problem]:
 def programs_key(configured: Configured) -> Iterator[Problem]:
     """Replicas that load prepared programs have the key that these are sealed with."""
     config, env = configured.app.config, configured.service.env
-    if not isinstance(config, LLMConfig) or config.prepared_programs is None or PROGRAMS_KEY in env:
+    if getattr(config, "prepared_programs", None) is None or PROGRAMS_KEY in env:
         return
     why = f"without {PROGRAMS_KEY}, the key that seals them, no replica loads them: each compiles its own"
     instead = f'env={{"{PROGRAMS_KEY}": SecretKey(secret="podslice", key="programs-key")}} in the Service'

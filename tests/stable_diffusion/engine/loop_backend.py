@@ -44,6 +44,7 @@ class LoopBackend:
     text_layers = 12
     batch_sizes: tuple[int, ...] = (1, 2, 4)
     compiles_after_ready: int = 0
+    programs_compiled: int = 0
     launches: list[tuple[tuple[str, ...], int]] = field(default_factory=list)  # (prompts, steps)
     gate: threading.Event = field(default_factory=threading.Event)
     at_start: Callable[[PictureRequest], None] = lambda request: None

@@ -1,21 +1,25 @@
 """Puts the parts of a pipeline together: its programs, from its components' configs alone, tokenizer and schedule."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from apps.arrays.model_folder import CheckpointError
+from apps.stable_diffusion.engine.backends.program_list import ProgramList
 from apps.stable_diffusion.engine.backends.programs import Programs
 from apps.stable_diffusion.engine.conditioning.chat_prompts import TemplatedPrompts
 from apps.stable_diffusion.engine.conditioning.clip import ClipEncoder
 from apps.stable_diffusion.engine.conditioning.clip_tokens import ClipTokens
 from apps.stable_diffusion.engine.conditioning.interface import PromptEncoder
 from apps.stable_diffusion.engine.conditioning.prompts import Tokenizing
+from apps.stable_diffusion.engine.controlnets.loaded import ControlFile, control_programs
 from apps.stable_diffusion.engine.denoisers.interface import Denoiser
 from apps.stable_diffusion.engine.denoisers.unet import UNetDenoiser
 from apps.stable_diffusion.engine.denoisers.z_image import ZImageDenoiser
@@ -31,6 +35,8 @@ from apps.stable_diffusion.engine.model.pipelines import Z_IMAGE, PipelineKind
 from apps.stable_diffusion.engine.request import Size
 from apps.stable_diffusion.engine.scheduling.flow import FlowSchedule
 from apps.stable_diffusion.engine.scheduling.schedules import NoiseSchedule
+from apps.stable_diffusion.engine.scheduling.trajectory import batch_sizes
+from ray_configs.stable_diffusion import StableDiffusionConfig
 
 Configs = Mapping[str, Mapping[str, Any]]
 
@@ -80,6 +86,83 @@ def programs_of(
         if width % side or height % side:
             raise ValueError(f"size {width}x{height}: this model needs multiples of {side}")
     return Programs(mesh, encoder, denoiser, pixels, attention, dtype, guided)
+
+
+@dataclass(frozen=True)
+class ServedPictures:
+    """What a server makes pictures with, of its checkpoint: all that programs hang on.
+
+    Args:
+        sizes: (width, height) in pixels.
+        max_batch_size: pictures in one pass.
+        guided: False for models without guidance: half the work, and requests for guidance are refused.
+        dtype: of weights and activations, bfloat16 or float32.
+        attention: xla or flash, see `attention.attend`; None: flash on TPU.
+        lora_room: room for LoRAs; None: the programs have none.
+        controlnets: locations by name: see `ControlNetFile`.
+        prompt_chunks: of a prompt, at most, for CLIP: see `chunks`.
+    """
+
+    sizes: tuple[Size, ...]
+    max_batch_size: int = 8
+    guided: bool = True
+    dtype: str = "bfloat16"
+    attention: str | None = None
+    lora_room: LoraRoom | None = None
+    controlnets: Mapping[str, str] | None = None
+    prompt_chunks: int = 1
+
+    @classmethod
+    def of(cls, config: StableDiffusionConfig, kind: PipelineKind) -> "ServedPictures":
+        """What a server of this config has, with JAX."""
+        return cls(
+            config.pixel_sizes,
+            config.max_batch_size,
+            kind.guided(config.guidance_scale),
+            config.dtype,
+            lora_room=LoraRoom.of(config),
+            controlnets=config.controlnets,
+            prompt_chunks=config.prompt_chunks,
+        )
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """Those that programs hang on, in words."""
+        return {
+            "dtype": self.dtype,
+            "sizes": ", ".join(f"{width}x{height}" for width, height in self.sizes),
+            "guidance": str(self.guided),
+            "max_prompt_tokens": f"{self.prompt_chunks} chunks",
+            "loras": "0" if self.lora_room is None else "{} of rank {}".format(*self.lora_room),
+            "controlnets": str(bool(self.controlnets)),
+        }
+
+    def programs(
+        self, checkpoint: Checkpoint, lengths: Sequence[int], devices: Sequence[jax.Device]
+    ) -> tuple[ProgramList, dict[str, ControlFile]]:
+        """The programs, and the ControlNets by name. Raises as `programs_of` and `control_programs`.
+
+        Args:
+            lengths: positions of each text encoder.
+            devices: they need not exist.
+        """
+        configs = {name: checkpoint.config(name) for name in checkpoint.components}
+        programs = programs_of(
+            checkpoint.kind,
+            configs,
+            self.sizes,
+            tuple(lengths),
+            mesh=Mesh(np.array(devices), ("data",)),
+            attention=self.attention or ("flash" if devices[0].platform == "tpu" else "xla"),
+            dtype=np.dtype(jnp.dtype(self.dtype)),
+            guided=self.guided,
+            chunks=self.prompt_chunks,
+        )
+        controls, files = None, dict[str, ControlFile]()
+        if self.controlnets:
+            controls, files = control_programs(self.controlnets, configs.get("unet", {}), programs)
+        batches = batch_sizes(self.max_batch_size, len(devices), passes=2 if self.guided else 1)
+        return ProgramList(programs, self.sizes, batches, self.lora_room, controls), files
 
 
 def loras_of(

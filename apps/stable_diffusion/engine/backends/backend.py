@@ -59,6 +59,10 @@ class Backend(Protocol[PictureT]):
     """Likewise."""
 
     @property
+    def programs_compiled(self) -> int:
+        """Before it was ready, because none was prepared."""
+
+    @property
     def compiles_after_ready(self) -> int:
         """Programs compiled since it was ready, as far as they are counted: a defect if not 0."""
 

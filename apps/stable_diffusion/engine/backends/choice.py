@@ -30,6 +30,7 @@ def open_backend(
     lora_room: LoraRoom | None = None,
     controlnets: Mapping[str, str] | None = None,
     prompt_chunks: int = 1,
+    prepared_programs: str | None = None,
     progress: Callable[[str, int, int, float], None] | None = None,
 ) -> Backend[Any]:
     """A backend that is ready: weights loaded, programs compiled.
@@ -42,6 +43,7 @@ def open_backend(
         lora_room: room for LoRAs (jax); None: there are none.
         controlnets: locations by name (jax): see `ControlNetFile`.
         prompt_chunks: of a prompt, at most, for CLIP's text encoders.
+        prepared_programs: where `podslice prepare` has written some (jax).
         progress: called with (program, number done, total, its seconds) while compiling.
 
     Raises:
@@ -65,7 +67,7 @@ def open_backend(
     if chosen == "jax":
         from apps.stable_diffusion.engine.backends.jax_backend import JaxBackend
 
-        settings |= {"lora_room": lora_room, "controlnets": controlnets}
+        settings |= {"lora_room": lora_room, "controlnets": controlnets, "prepared_programs": prepared_programs}
         opened: Backend[Any] = JaxBackend(checkpoint, compile_cache=compile_cache, **settings)
     elif controlnets:
         raise ValueError(f"backend {chosen} has no ControlNet: set backend jax, or leave controlnets out")

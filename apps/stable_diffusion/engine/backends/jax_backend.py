@@ -13,16 +13,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
 from apps.arrays.program_cache import use_compile_cache
 from apps.arrays.programs import Key, ProgramSet
-from apps.stable_diffusion.engine.backends.assembly import loras_of, programs_of, schedule_of, tokenizing_of
+from apps.stable_diffusion.engine.backends.assembly import ServedPictures, loras_of, schedule_of, tokenizing_of
 from apps.stable_diffusion.engine.backends.backend import Progress
 from apps.stable_diffusion.engine.backends.picture_arrays import PictureArrays, nhwc
-from apps.stable_diffusion.engine.backends.program_list import listed
-from apps.stable_diffusion.engine.backends.program_titles import title
+from apps.stable_diffusion.engine.backends.program_list import title
 from apps.stable_diffusion.engine.backends.programs import DenoisingState, PictureInputs
+from apps.stable_diffusion.engine.backends.stored import StoredPictures
 from apps.stable_diffusion.engine.conditioning.interface import EncodedPrompt
 from apps.stable_diffusion.engine.conditioning.prompts import REMEMBERED, Prompts
 from apps.stable_diffusion.engine.controlnets.loaded import ControlNets, StartedControl
@@ -37,7 +36,6 @@ from apps.stable_diffusion.engine.scheduling.trajectory import (
     RESTING,
     Planner,
     StartedPicture,
-    batch_sizes,
     check_batch,
 )
 
@@ -69,6 +67,7 @@ class JaxBackend:
         lora_room: room for LoRAs; None: the programs have none.
         controlnets: locations by name: see `ControlNetFile`.
         prompt_chunks: of a prompt, at most, for CLIP: see `chunks`.
+        prepared_programs: where `podslice prepare` has written some; None: all are compiled.
 
     Raises:
         CheckpointError: the checkpoint cannot be read or is of another kind.
@@ -91,40 +90,31 @@ class JaxBackend:
         lora_room: LoraRoom | None = None,
         controlnets: Mapping[str, str] | None = None,
         prompt_chunks: int = 1,
+        prepared_programs: str | None = None,
     ) -> None:
         use_compile_cache(compile_cache)
+        served = ServedPictures(
+            tuple(sizes), max_batch_size, guided, dtype, attention, lora_room, controlnets, prompt_chunks
+        )
+        stored = None if prepared_programs is None else StoredPictures(prepared_programs, served.settings)
+        if stored is not None:
+            stored.try_sets()
         checkpoint = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
         devices = list(devices or jax.local_devices())
-        kind, mesh = checkpoint.kind, Mesh(np.array(devices), ("data",))
-        self._dtype = np.dtype(jnp.dtype(dtype))
+        kind, self._dtype, self.sizes = checkpoint.kind, np.dtype(jnp.dtype(dtype)), served.sizes
         tokenizing, schedule = tokenizing_of(checkpoint, prompt_chunks), schedule_of(checkpoint)
-        self.sizes = tuple(sizes)
-        configs = {name: checkpoint.config(name) for name in checkpoint.components}
-        self.programs = programs_of(
-            kind,
-            configs,
-            self.sizes,
-            tuple(tokenizing.lengths),
-            mesh=mesh,
-            attention=attention or ("flash" if devices[0].platform == "tpu" else "xla"),
-            dtype=self._dtype,
-            guided=guided,
-            chunks=prompt_chunks,
-        )
+        listed, controls = served.programs(checkpoint, tokenizing.lengths, devices)
+        self.programs, self.batch_sizes = listed.programs, listed.batch_sizes
         pixels = self.programs.vae
         self.schedulers, self.emphasis, self.text_layers = schedule.schedulers, kind.emphasis, checkpoint.text_layers
         self._planner = Planner(pixels.reduction, pixels.latents, guided, kind.no_guidance, schedule)
-        self.batch_sizes = batch_sizes(max_batch_size, len(devices), passes=2 if guided else 1)
         self.device = devices[0].device_kind + (f" x{len(devices)}" if len(devices) > 1 else "")
+        self._compiled = ProgramSet(listed.listed(), None if stored is None else stored.find(listed))
         remembered = max(FEWEST_TEXTS, min(REMEMBERED, TEXT_BYTES // _nbytes(self.programs.texts())))
         self.prompts = Prompts(checkpoint, tokenizing, guided, self._encode_text, self._zeros_like, remembered)
         self._weights = self._load(checkpoint)
-        self._controls: ControlNets | None = None
-        if controlnets:
-            self._controls = ControlNets(controlnets, configs.get("unet", {}), self.programs)
+        self._controls = None if listed.controls is None else ControlNets(listed.controls, controls)
         self.controls = KnownControls() if self._controls is None else self._controls.known
-        self._lora_room = lora_room
-        self._compiled = self._programs()
         self._arrays = PictureArrays(self.programs)
         self.loras = KnownLoras()
         self._lora_pool: LoraPool | None = None
@@ -162,15 +152,13 @@ class JaxBackend:
         log.info("compiled %d programs in %.1f s", done, time.monotonic() - started)
         self._compiled.ready()
 
-    def _programs(self) -> ProgramSet:
-        forms = jax.tree.map(
-            lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding), self._weights
-        )
-        controls = None if self._controls is None else self._controls.programs
-        return ProgramSet(listed(self.programs, forms, self.sizes, self.batch_sizes, self._lora_room, controls))
-
     def _run(self, key: Key, *arguments: Any) -> Any:
         return self._compiled[key](*arguments)
+
+    @property
+    def programs_compiled(self) -> int:
+        """See `Backend.programs_compiled`."""
+        return self._compiled.compiled
 
     @property
     def compiles_after_ready(self) -> int:

@@ -2,12 +2,14 @@
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from apps.arrays.programs import Key, ProgramSpec
 from apps.stable_diffusion.engine.backends.programs import DenoisingState, PictureInputs, Programs
@@ -21,54 +23,75 @@ log = logging.getLogger("podslice")
 OFF = ("xla_tpu_run_space_to_batch", "xla_tpu_run_space_to_batch_on_new_platforms")
 """Passes that split a picture's width into batches where a chip has few pictures: twice the time of the convolution."""
 
+NAMES = {
+    "denoise": "denoising",
+    "decode": "decoder",
+    "image": "image encoder",
+    "control": "ControlNet",
+    "control image": "ControlNet's image",
+}
+"""What a program is called while it compiles, by the first part of its key."""
 
-def listed(
-    programs: Programs,
-    forms: Mapping[str, Any],
-    sizes: tuple[Size, ...],
-    batch_sizes: tuple[int, ...],
-    loras: LoraRoom | None = None,
-    controls: ControlPrograms | None = None,
-) -> Iterator[ProgramSpec]:
-    """Every program that requests need. The weights come first among its arguments.
 
-    Keys: `("text",)`, for each group `("denoise", group, pictures)`, and for each size `("decode", size)` and
-    `("image", size)`; with LoRA `("lora",)`, which writes a slot of the pool. With ControlNets, for each size and each
-    kind of them, `("control image", size, kind)` and `("control", size, pictures, kind)`.
+@dataclass(frozen=True)
+class ProgramList:
+    """What programs a server of pictures has.
 
     Args:
-        forms: of the weights: see `Programs.forms`.
         sizes: (width, height) in pixels.
+        batch_sizes: pictures of a denoising step.
+        loras: room for LoRAs, if there are any.
+        controls: of ControlNets, if there are any.
     """
-    shape, denoiser = programs.shape, programs.denoiser
-    texts = {name: forms[name] for name in programs.encoder.components}
-    tokens = tuple(shape(each.shape, each.dtype) for each in programs.encoder.inputs())
-    low_rank = None if loras is None else programs.low_rank(forms, loras)
-    text_loras = [] if low_rank is None else [low_rank.texts]
-    yield _spec(programs, ("text",), programs.encode_text, texts, tokens, *text_loras)
-    if low_rank is not None:
-        yield _spec(programs, ("lora",), written, low_rank.pool, low_rank.one, shape((), np.int32), donate=(0,))
-    # Not for the others: the decoder would compile for over ten minutes of CPU, not three and a half.
-    compiler = _compiler_options(programs.mesh.devices.flat[0])
-    groups = {denoiser.group(size): size for size in reversed(sizes)}
-    for group, size in reversed(groups.items()):
-        for b in batch_sizes:
-            more: list[Any] = []
-            if low_rank is not None:
-                more = [low_rank.pool[denoiser.component], shape((b,), np.int32)]
-            if controls is not None:
-                more = [*(more or (None, None)), controls.added(size, b)]
-            arguments = forms[denoiser.component], *_pictures(programs, size, b), *more
-            yield _spec(programs, ("denoise", group, b), programs.denoise, *arguments, donate=(2,), options=compiler)
-    for size in sizes:
-        array, _, _ = _of_picture(programs, size)
-        decode = partial(programs.decode, size)
-        yield _spec(programs, ("decode", size), decode, forms["vae"], (array,) * programs.mesh.size)
-        image, latents = shape((size[1], size[0], 3), np.uint8), shape(programs.latents(size))
-        given = image, latents, latents, shape((2,))
-        yield _spec(programs, ("image", size), programs.encode_image, forms["vae"], *given)
-    if controls is not None:
-        yield from _of_controls(programs, controls, sizes, batch_sizes, compiler)
+
+    programs: Programs
+    sizes: tuple[Size, ...]
+    batch_sizes: tuple[int, ...]
+    loras: LoraRoom | None = None
+    controls: ControlPrograms | None = None
+
+    @property
+    def mesh(self) -> Mesh:
+        return self.programs.mesh
+
+    def listed(self) -> Iterator[ProgramSpec]:
+        """Every program that requests need. The weights come first among its arguments.
+
+        Keys: `("text",)`, for each group `("denoise", group, pictures)`, and for each size `("decode", size)` and
+        `("image", size)`; with LoRA `("lora",)`, which writes a slot of the pool. With ControlNets, for each size and
+        each kind of them, `("control image", size, kind)` and `("control", size, pictures, kind)`.
+        """
+        programs, controls = self.programs, self.controls
+        forms, shape, denoiser = programs.forms(self.sizes[0]), programs.shape, programs.denoiser
+        texts = {name: forms[name] for name in programs.encoder.components}
+        tokens = tuple(shape(each.shape, each.dtype) for each in programs.encoder.inputs())
+        low_rank = None if self.loras is None else programs.low_rank(forms, self.loras)
+        text_loras = [] if low_rank is None else [low_rank.texts]
+        yield _spec(programs, ("text",), programs.encode_text, texts, tokens, *text_loras)
+        if low_rank is not None:
+            yield _spec(programs, ("lora",), written, low_rank.pool, low_rank.one, shape((), np.int32), donate=(0,))
+        # Not for the others: the decoder would compile for over ten minutes of CPU, not three and a half.
+        compiler = _compiler_options(programs.mesh.devices.flat[0])
+        groups = {denoiser.group(size): size for size in reversed(self.sizes)}
+        for group, size in reversed(groups.items()):
+            for b in self.batch_sizes:
+                more: list[Any] = []
+                if low_rank is not None:
+                    more = [low_rank.pool[denoiser.component], shape((b,), np.int32)]
+                if controls is not None:
+                    more = [*(more or (None, None)), controls.added(size, b)]
+                arguments = forms[denoiser.component], *_pictures(programs, size, b), *more
+                options: dict[str, Any] = {"donate": (2,), "options": compiler}
+                yield _spec(programs, ("denoise", group, b), programs.denoise, *arguments, **options)
+        for size in self.sizes:
+            array, _, _ = _of_picture(programs, size)
+            decode = partial(programs.decode, size)
+            yield _spec(programs, ("decode", size), decode, forms["vae"], (array,) * programs.mesh.size)
+            image, latents = shape((size[1], size[0], 3), np.uint8), shape(programs.latents(size))
+            given = image, latents, latents, shape((2,))
+            yield _spec(programs, ("image", size), programs.encode_image, forms["vae"], *given)
+        if controls is not None:
+            yield from _of_controls(programs, controls, self.sizes, self.batch_sizes, compiler)
 
 
 def _of_controls(
@@ -109,13 +132,27 @@ def _of_picture(programs: Programs, size: Size) -> tuple[Any, Any, Any]:
 
 def _spec(programs: Programs, key: Key, function: Callable[..., Any], *arguments: Any, **options: Any) -> ProgramSpec:
     options = {"out_shardings": programs.everywhere, **options}
-    return ProgramSpec(key, _precise(programs, function), arguments, **options)
-
-
-def _precise(programs: Programs, function: Callable[..., Any]) -> Callable[..., Any]:
-    """With float32, make a TPU multiply in float32 too, not in bfloat16."""
+    # With float32 a TPU is to multiply in float32 too, not in bfloat16.
     precision = "highest" if programs.dtype == np.float32 else "default"
-    return jax.default_matmul_precision(precision)(function)
+    return ProgramSpec(key, PreciseFunction(function, precision), arguments, **options)
+
+
+@dataclass(frozen=True)
+class PreciseFunction:
+    """A function whose products have a precision, as `jax.default_matmul_precision` has it."""
+
+    function: Callable[..., Any]
+    precision: str
+
+    @property
+    def __name__(self) -> str:
+        """Of the compiled program, in profiles."""
+        named = self.function.func if isinstance(self.function, partial) else self.function
+        return str(getattr(named, "__name__", "program"))
+
+    def __call__(self, *arguments: Any) -> Any:
+        with jax.default_matmul_precision(self.precision):
+            return self.function(*arguments)
 
 
 def _compiler_options(device: jax.Device) -> dict[str, bool]:
@@ -129,3 +166,13 @@ def _compiler_options(device: jax.Device) -> dict[str, bool]:
         except jax.errors.JaxRuntimeError as error:
             log.warning("pictures may take longer, with few of them on a chip: %s", error)
     return options
+
+
+def title(key: Key) -> str:
+    """A program in words, for those who wait for it."""
+    kind, *rest = key
+    if kind in ("text", "lora"):
+        return {"text": "text encoder", "lora": "slots for LoRA"}[kind]
+    where = f"{rest[0]} patches" if isinstance(rest[0], int) else "{}x{}".format(*rest[0])
+    name = NAMES[kind]
+    return f"{name} {where}" + (f" batch {rest[1]}" if kind in ("denoise", "control") else "")

@@ -65,7 +65,7 @@ class TorchBackend:
         ValueError: a size that this model cannot make; xla without torch_xla, or without a device for it.
     """
 
-    compiles_after_ready = 0  # not counted
+    programs_compiled = compiles_after_ready = 0  # not counted
 
     def __init__(
         self,

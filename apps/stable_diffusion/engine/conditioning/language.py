@@ -4,7 +4,7 @@ The only place where pictures know language models. The model is split over all 
 chip gets the whole result.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -127,3 +127,8 @@ class LanguageEncoder:
         caches = [state and zeros(state.arrays) for state in states]
         hidden, _ = self.decoder.hidden(dict(weights[NAME]), batch, batch.tokens, caches)
         return EncodedPrompt(hidden.astype(self.dtype), None, length[0])
+
+
+def register_kernels(targets: Iterable[str]) -> None:
+    """See `kernels.register`."""
+    kernels.register(targets)

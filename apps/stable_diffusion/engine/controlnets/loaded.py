@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -19,6 +19,13 @@ from apps.stable_diffusion.engine.request import PictureRequest, Size
 
 Run = Callable[..., Any]
 """Runs a compiled program: its key, then its arguments."""
+
+
+class ControlFile(NamedTuple):
+    """An opened ControlNet, of which headers were read."""
+
+    file: ControlNetFile
+    arch: ControlNetArchitecture
 
 
 @dataclass(frozen=True)
@@ -46,21 +53,18 @@ class ControlNets:
     """Those of a server, by name.
 
     Args:
-        locations: by name; see `ControlNetFile`.
-        unet: config of the model's UNet.
-        programs: the model's.
+        programs, files: of `control_programs`.
 
     Raises:
         CheckpointError: one cannot be read, or is for another model.
-        ValueError: the model has no UNet.
     """
 
-    def __init__(self, locations: Mapping[str, str], unet: Mapping[str, Any], programs: Programs) -> None:
-        self.programs, files = control_programs(locations, unet, programs)
+    def __init__(self, programs: ControlPrograms, files: Mapping[str, ControlFile]) -> None:
+        self.programs = programs
         self.known = KnownControls(tuple(files))
-        self._kinds = {name: self.programs.kinds.index(arch) for name, (_, arch) in files.items()}
-        self._files = {name: file for name, (file, _) in files.items()}
-        self._weights = {name: self._load(name, file) for name, (file, _) in files.items()}
+        self._kinds = {name: programs.kinds.index(each.arch) for name, each in files.items()}
+        self._files = {name: each.file for name, each in files.items()}
+        self._weights = {name: self._load(name, file) for name, file in self._files.items()}
         self._constants: dict[Any, Any] = {}
 
     def _load(self, name: str, file: ControlNetFile) -> dict[str, jax.Array]:
@@ -129,14 +133,25 @@ class ControlNets:
 
 def control_programs(
     locations: Mapping[str, str], unet: Mapping[str, Any], programs: Programs
-) -> tuple[ControlPrograms, dict[str, tuple[ControlNetFile, ControlNetArchitecture]]]:
-    """The programs of ControlNets, and these by name, of which only headers are read. Raises as `ControlNets`."""
+) -> tuple[ControlPrograms, dict[str, ControlFile]]:
+    """The programs of ControlNets, and these by name.
+
+    Args:
+        locations: by name; see `ControlNetFile`.
+        unet: config of the model's UNet.
+        programs: the model's.
+
+    Raises:
+        CheckpointError: one cannot be read, or is for another model.
+        ValueError: the model has no UNet.
+    """
     denoiser = programs.denoiser
     if not isinstance(denoiser, UNetDenoiser):
         raise ValueError("controlnets are for Stable Diffusion 1.x, 2.x and XL: leave them out for this model")
     files = {name: ControlNetFile(location, unet) for name, location in locations.items()}
-    found = {name: (file, _architecture(file, denoiser)) for name, file in files.items()}
-    return ControlPrograms(programs, denoiser, tuple(dict.fromkeys(arch for _, arch in found.values()))), found
+    found = {name: ControlFile(file, _architecture(file, denoiser)) for name, file in files.items()}
+    kinds = tuple(dict.fromkeys(each.arch for each in found.values()))
+    return ControlPrograms(programs, denoiser, kinds), found
 
 
 def _counts(use: ControlUse, picture: Controlled) -> bool:

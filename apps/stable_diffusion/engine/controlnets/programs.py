@@ -16,7 +16,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from apps.stable_diffusion.engine.backends.programs import DenoisingState, PictureInputs, Programs, columns, stack
-from apps.stable_diffusion.engine.controlnets.network import ControlNetArchitecture, Residuals, embed_image, residuals
+from apps.stable_diffusion.engine.controlnets import network
+from apps.stable_diffusion.engine.controlnets.network import ControlNetArchitecture, Residuals
 from apps.stable_diffusion.engine.denoisers.unet import UNetDenoiser
 from apps.stable_diffusion.engine.model.weights import NamedWeights, declared
 from apps.stable_diffusion.engine.request import Size
@@ -40,7 +41,7 @@ class ControlPrograms:
 
         def whole(weights: Mapping[str, jax.Array], pixels: jax.Array) -> jax.Array:
             shares = (pixels[None].astype(jnp.float32) / 255).astype(self.base.dtype)
-            return embed_image(NamedWeights(weights), self.kinds[kind], shares)[0]
+            return network.embed_image(NamedWeights(weights), self.kinds[kind], shares)[0]
 
         run = jax.shard_map(whole, mesh=self.base.mesh, in_specs=(P(), P()), out_specs=P(), check_vma=False)
         return run(weights, pixels)
@@ -72,7 +73,7 @@ class ControlPrograms:
         def each(weights: Any, pooled: Any, x: Any, time: Any, text: Any, image: Any, scales: Any, added: Any) -> Any:
             x = x.astype(self.base.dtype)
             cond = self.denoiser.conditioning(x, text)
-            own = residuals(NamedWeights(weights), self.kinds[kind], x, image, time, cond, self.base.attention)
+            own = network.residuals(NamedWeights(weights), self.kinds[kind], x, image, time, cond, self.base.attention)
             return tuple(old + _scaled(new, scales[:, i], pooled) for i, (old, new) in enumerate(zip(added, own)))
 
         share = P("data")
@@ -84,13 +85,13 @@ class ControlPrograms:
     def function(self, kind: int) -> Callable[[NamedWeights], Any]:
         """A function of a ControlNet's weights that uses all that its programs use, on small arrays."""
         arch, dtype = self.kinds[kind], self.base.dtype
-        text = jax.tree.map(lambda form: jnp.zeros((1, *form.shape), form.dtype), self.base.texts())
 
         def both(w: NamedWeights) -> Any:
+            text = jax.tree.map(lambda form: jnp.zeros((1, *form.shape), form.dtype), self.base.texts())
             side = 2 ** (len(arch.half.channels) - 1)
             x, pixels = (jnp.zeros((1, n, n, c), dtype) for n, c in ((side, 4), (side * arch.reduction, 3)))
             cond = self.denoiser.conditioning(x, text)
-            return residuals(w, arch, x, embed_image(w, arch, pixels), jnp.zeros(1), cond, "xla")
+            return network.residuals(w, arch, x, network.embed_image(w, arch, pixels), jnp.zeros(1), cond, "xla")
 
         return both
 

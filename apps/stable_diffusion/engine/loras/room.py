@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from ray_configs.stable_diffusion import StableDiffusionConfig
+
 
 class LoraRoom(NamedTuple):
     """What a server keeps room for."""
@@ -10,3 +12,8 @@ class LoraRoom(NamedTuple):
     """Combinations on the devices."""
     rank: int
     """Sum of the ranks of a combination."""
+
+    @classmethod
+    def of(cls, config: StableDiffusionConfig) -> "LoraRoom | None":
+        """None: the config has no LoRA."""
+        return cls(config.lora_slots, config.max_lora_rank) if config.has_loras else None

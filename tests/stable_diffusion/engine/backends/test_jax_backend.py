@@ -15,7 +15,7 @@ import pytest
 
 from apps.stable_diffusion.engine.backends.choice import open_backend
 from apps.stable_diffusion.engine.backends.jax_backend import JaxBackend
-from apps.stable_diffusion.engine.backends.program_list import listed
+from apps.stable_diffusion.engine.backends.program_list import ProgramList
 from apps.stable_diffusion.engine.controlnets.loaded import control_programs
 from apps.stable_diffusion.engine.model.checkpoint import Checkpoint
 from apps.stable_diffusion.engine.request import SCHEDULERS
@@ -69,7 +69,7 @@ def test_programs_lower_for_tpu_with_the_flash_kernel(
     settings: dict[str, Any] = {"sizes": [(64, 64)], "max_batch_size": 1, "guided": guided, "attention": "flash"}
     made = JaxBackend(str(model), controlnets=nets, **settings)
     controls = control_programs(nets, Checkpoint(str(model)).config("unet"), made.programs)[0]
-    specs = list(listed(made.programs, made.programs.forms((64, 64)), made.sizes, made.batch_sizes, controls=controls))
+    specs = list(ProgramList(made.programs, made.sizes, made.batch_sizes, None, controls).listed())
     assert {spec.key[0] for spec in specs} == {"text", "denoise", "decode", "image", "control", "control image"}
     for spec in specs:
         text = spec.traced().lower(lowering_platforms=("tpu",)).as_text()
