@@ -41,7 +41,7 @@ def pictures(*fit: bool, model: str = "sd") -> ImagePlan:
     program = ones(Program, name="a step")
     rates = [ones(Rate, pictures=2**i, fits=each) for i, each in enumerate(fit)]
     words = {"model": model, "configs_from": "", "size": "512x512", "dtype": "bfloat16", "label": "computed"}
-    programs = {"denoising": [program], "decoder": program, "text_encoder": program}
+    programs = {"denoising": [program], "decoder": program, "text_encoder": program, "control": program}
     made: ImagePlan = ones(ImagePlan, **SAME, **words, **programs, guided=True, rates=rates)
     return made
 
