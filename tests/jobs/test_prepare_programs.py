@@ -147,7 +147,7 @@ def test_a_full_disk_names_the_way_out(tmp_path: Path) -> None:
         ({}, [], {folder.KEY_VARIABLE: ""}, "openssl rand"),
         ({}, [], {folder.KEY_VARIABLE: "short"}, "fewer than 16"),
         ({}, ["--emulated"], {}, "leave it out"),
-        ({}, ["--app", "other"], {}, "no language model named 'other'"),
+        ({}, ["--app", "other"], {}, "no language model or Stable Diffusion application named 'other'"),
         ({}, ["--slice", "v5e:2x2"], {}, "--slice: with --to"),
         ({"tensor_parallel": 3}, [], {}, "tensor_parallel"),
         ({"tensor_parallel": 3, "tiny": False}, [], {}, "tensor_parallel"),
