@@ -87,6 +87,7 @@ def pulled_in() -> Iterator[dict[str, Future[list[str]]]]:
         yield {module: pool.submit(loaded, module, absent) for module, absent in ABSENT.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ABSENT)
 def test_a_room_does_not_pull_in_another(module: str, pulled_in: dict[str, Future[list[str]]]) -> None:
     assert pulled_in[module].result() == []

@@ -71,6 +71,7 @@ def _until(condition: Callable[[], Any], timeout_s: float = 240) -> None:
         time.sleep(0.2)
 
 
+@pytest.mark.slow
 def test_the_lists(cell: Client) -> None:
     entry = cell("GET", "/listcell", model=DEMO["model"])
     assert {key: entry[key] for key in ("model", "model_path", "max_replicas", "active_replicas")} == {
@@ -238,6 +239,7 @@ def test_an_update_answers_all_the_time(cell: Client) -> None:
     assert set(answers) == {200}, answers
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_load_says_why(cell: Client, tmp_path: Path) -> None:
     name = "/sax/small/broken"
     cell("POST", "/publish", model=name, model_path="huggingface:nobody/nothing", replicas=1)

@@ -31,6 +31,7 @@ def ended(*processes: "subprocess.Popen[str]") -> list[tuple[int, str, str]]:
     return [(process.returncode, *output) for process, output in zip(processes, outputs)]
 
 
+@pytest.mark.slow
 def test_two_hosts_are_one_slice(free_tcp_port: int) -> None:
     options = "--port", free_tcp_port, "--expect", 4
     for worker, (status, out, err) in enumerate(ended(*(started(*options, worker=worker) for worker in (1, 0)))):
@@ -88,6 +89,7 @@ def test_host_0_is_not_there(free_tcp_port: int) -> None:
     assert "error: host 0 (localhost) could not be reached within 1 s: Connection refused" in err
 
 
+@pytest.mark.slow
 def test_one_host_without_a_tpu() -> None:
     well, asked, short = ended(
         started("--platform", "any", "--expect", 3, devices=3),

@@ -82,6 +82,7 @@ for arguments in json.loads(sys.argv[1]):
 """
 
 
+@pytest.mark.slow
 def test_refusals_of_the_planner_say_why() -> None:
     """All in one process, apart from this one's JAX: to begin is what takes the time."""
     pytest.importorskip("libtpu")

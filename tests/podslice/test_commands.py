@@ -40,6 +40,7 @@ def test_every_command_explains_itself(name: str) -> None:
     assert "--help" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_command_does_what_its_module_does() -> None:
     assert podslice("render", "ray_configs.catalog.local").stdout.startswith("# ")
     wrong = podslice("render", "no.such.module")

@@ -72,6 +72,7 @@ def test_bad_arguments(arguments: list[str], message: str) -> None:
         read("llm", arguments, None)
 
 
+@pytest.mark.slow
 def test_what_cannot_start_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def serve(*arguments: str, command: str = "serve") -> tuple[int, str]:
         whole = [sys.executable, "-m", "podslice", command, *arguments]

@@ -139,6 +139,7 @@ def test_a_second_ctrl_c_does_not_wait(tmp_path: Path, answering: int) -> None:
         assert run.end(signal.SIGINT)[0] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_nobody_reads_what_it_prints(tmp_path: Path, answering: int, number: signal.Signals) -> None:
     """As after `| head -1` or when the terminal has closed: it starts, serves and stops as ever."""

@@ -68,6 +68,7 @@ def test_a_cells_state_and_batches(tmp_path: Path) -> None:
         assert modes(tmp_path / folder) == {(True, "0o700"), (False, "0o600")}, folder
 
 
+@pytest.mark.slow
 def test_a_servers_processes_write_for_their_user_alone(tmp_path: Path) -> None:
     """Also what others' code writes there, as Ray its token, and a token that was open before."""
     (tmp_path / ".ray").mkdir(0o755)

@@ -321,6 +321,7 @@ def cut_once(url: str, after: int) -> Iterator[str]:
         listener.close()
 
 
+@pytest.mark.slow
 def test_openais_client_tries_again_and_pays_once(server: LocalServer) -> None:
     before = server.engine.stats().generated_tokens
     asked = {"model": MODEL, "prompt": "The weather in Zurich", "max_tokens": 40, "extra_body": {"ignore_eos": True}}

@@ -72,6 +72,7 @@ def test_it_always_ends(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     assert stand.happened == ["shut down"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("application", ["apps.llm", "apps.stable_diffusion", "apps.cell"])
 def test_who_builds_an_application_shuts_down_so(application: str) -> None:
     """`serve run` calls `serve.shutdown` on Ctrl-C, in the process in which it has built the application."""

@@ -42,6 +42,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return location
 
 
+@pytest.mark.slow
 def test_another_process_compiles_nothing(written: Path) -> None:
     """Another hash seed, too: a digest must not hang on the order of a set."""
     for seed in ("1", "2"):
@@ -51,6 +52,7 @@ def test_another_process_compiles_nothing(written: Path) -> None:
     assert [path.name for path in written.glob("*/tried.json")] == ["tried.json"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("environment", "devices", "named"),
     [
@@ -78,6 +80,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_program_in_jaxs_cache_is_compiled_anew(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,6 +107,7 @@ def run(location: Path, caplog: pytest.LogCaptureFixture) -> tuple[dict[str, Any
     return found, "\n".join(record.getMessage() for record in caplog.records if record.levelname == "WARNING")
 
 
+@pytest.mark.slow
 def test_a_changed_file_is_not_loaded(own: Path, caplog: pytest.LogCaptureFixture) -> None:
     (program,) = own.glob("*/negative*")
     making.trial.try_sets(str(own), making.PARTS, making.register)
@@ -144,6 +148,7 @@ def test_a_seal_is_of_one_set(own: Path, tmp_path_factory: pytest.TempPathFactor
     assert stored.is_tried(manifest) and not stored.is_tried(other)
 
 
+@pytest.mark.slow
 def test_programs_that_end_their_process_are_compiled(
     own: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,6 +159,7 @@ def test_programs_that_end_their_process_are_compiled(
     assert "ended by signal 6" in said and "has not been tried" in said
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_written_is_tried_at_each_start(
     own: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,6 +171,7 @@ def test_a_folder_that_cannot_be_written_is_tried_at_each_start(
     assert any("each start tries these programs again" in record.getMessage() for record in caplog.records)
 
 
+@pytest.mark.slow
 def test_a_set_that_cannot_be_used_spoils_no_other(own: Path, caplog: pytest.LogCaptureFixture) -> None:
     """One of another key, of a newer Podslice, or damaged. What is beside the sets is none."""
     (good,) = own.iterdir()

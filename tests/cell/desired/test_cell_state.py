@@ -23,6 +23,7 @@ def newest(folder: Path) -> Path:
     return max((folder / "test").glob("state-*.json"))
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments_nothing_answered_is_lost(tmp_path: Path) -> None:
     command = [sys.executable, str(Path(__file__).with_name("killed_cell.py")), str(tmp_path), str(KILLS), "7"]
     run = subprocess.run(command, capture_output=True, text=True, timeout=120)

@@ -165,6 +165,7 @@ parts.finish()
 """
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment(tmp_path: Path) -> None:
     """A process that does nothing but write parts, killed again and again, until one gets through."""
     output, lines = tmp_path / "out", 2000

@@ -50,6 +50,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_all_that_a_cluster_needs(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     demo = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")

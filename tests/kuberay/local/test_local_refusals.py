@@ -97,6 +97,7 @@ def test_a_drill_that_cannot_be(config, options, said):
     assert said in refused(config, "--tiny", "--hosts-per-slice", "1", *options)
 
 
+@pytest.mark.slow
 def test_a_port_that_another_command_has_claimed_and_does_not_listen_on_yet(monkeypatch, tmp_path):
     """A start takes minutes until something listens. Another user's, or one with another TMPDIR, counts too."""
     port = str(serving_port())

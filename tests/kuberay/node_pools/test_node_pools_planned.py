@@ -54,6 +54,7 @@ def every_job() -> Iterator[Job]:
                     job(slice, capacity)
 
 
+@pytest.mark.slow
 def test_every_slice_every_way_of_buying_it() -> None:
     for config in every_job():
         slice, scheduled = config.slice, isinstance(config.capacity, FlexStart | Queued)

@@ -40,6 +40,7 @@ def test_what_is_referred_to_is_there(config) -> None:
     assert ("data.google_project" in text) == ("data" in json.loads(text))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("terraform"), reason="terraform is not installed")
 def test_terraform_reads_it(tmp_path) -> None:
     environment = {**os.environ, "TF_CLI_CONFIG_FILE": os.devnull, "CHECKPOINT_DISABLE": "1"}

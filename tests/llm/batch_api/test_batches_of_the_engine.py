@@ -60,6 +60,7 @@ def test_each_endpoint_answers_as_it_does_itself(server: Any, tmp_path: Path) ->
         assert "prompt must be a string" in bad[0]["response"]["body"]["error"]["message"]
 
 
+@pytest.mark.slow
 def test_clients_come_first(server: Any, tmp_path: Path) -> None:
     app = http_app(server.model, batches=kept_in(tmp_path))
     endless = {"prompt": "x", "max_tokens": 900, "ignore_eos": True, "n": 2}

@@ -122,6 +122,7 @@ def lost(name: str, talk: Talk) -> Iterator[str]:
     yield from ["order"] * (places != sorted(places))
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(turns=TURNS, name=st.sampled_from(list(RELEASED)), first=st.sampled_from(["user", "system", "assistant"]))
 def test_any_conversation_is_shown(turns: list[Any], name: str, first: str) -> None:

@@ -57,6 +57,7 @@ def error(reply: httpx.Response) -> tuple[int, str | None, str]:
     return reply.status_code, found["param"], found["message"]
 
 
+@pytest.mark.slow
 def test_an_official_client_finds_and_uses_it(server: LocalServer, adapter: Path, sql: None) -> None:
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
     listed = {card.id: card.model_dump() for card in client.models.list()}

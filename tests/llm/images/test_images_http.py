@@ -139,6 +139,7 @@ def part(piece: str | Image.Image) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url(piece), "detail": "high"}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3_5", "gemma3"])
 def test_openai(load_seeing: Callable[..., Engine], seeing: Callable[[str], Path], family: str) -> None:
     with serving(load_seeing(family)) as client:

@@ -39,6 +39,7 @@ def test_on_two_hosts(seeing: Callable[[str], Path], compile_cache: str, family:
         engine.shutdown()
 
 
+@pytest.mark.slow
 def test_a_tiny_stand_in_sees(seeing: Callable[[str], Path], compile_cache: str) -> None:
     """With a narrow tower for the same images, as services are tried without chips."""
     config = EngineConfig(

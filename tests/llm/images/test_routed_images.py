@@ -39,6 +39,7 @@ def chat(seed: int) -> ChatRequest:
     return ChatRequest(talk.messages, images=talk.images)
 
 
+@pytest.mark.slow
 def test_the_same_answers(words: Engine, seeing_engine: Engine) -> None:
     for seed in (70, 71):
         prompt, turn = words.chat(chat(seed))

@@ -93,6 +93,7 @@ def test_how_likely_tokens_are(load_seeing: Load, models: Callable[[str], Any], 
         asked.assert_as_likely(models(family), read(asked.submit(engine, logprobs=0))[0])
 
 
+@pytest.mark.slow
 def test_images_wait_for_room(load_seeing: Load, models: Callable[[str], Any]) -> None:
     """Four images of 64 tokens in turn, where there is room for one."""
     engine = load_seeing(image_tokens=64, prefix_cache=False)
@@ -134,6 +135,7 @@ def test_a_prefix_may_end_within_an_image(load_seeing: Load, models: Callable[[s
         assert again.answer(engine) == again.expected(models("gemma3"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3_5", "gemma3"])
 def test_the_same_image_is_encoded_once_and_its_prefix_shared(
     load_seeing: Load, monkeypatch: pytest.MonkeyPatch, family: str
@@ -155,6 +157,7 @@ def test_the_same_image_is_encoded_once_and_its_prefix_shared(
     assert images.encodings == 2
 
 
+@pytest.mark.slow
 def test_who_sent_an_image_is_nobody_elses_business(load_seeing: Load) -> None:
     """Encoded images are shared as cached prefixes are: else the time to a token would tell what others send."""
     alice, bob = Caller("alice"), Caller("bob")

@@ -114,6 +114,7 @@ def test_conversations_find_their_prefix_and_the_load_stays_even(seed: int) -> N
     assert ours.wait_s(0.95) < 1.05 * least.wait_s(0.95)
 
 
+@pytest.mark.slow
 def test_host_memory_finds_what_the_devices_have_no_room_for() -> None:
     trace = list(conversations(800))
     with_host = run(trace, podslice(8, 1.05), 8, 500, host_blocks=2000, host_cost=0.1)

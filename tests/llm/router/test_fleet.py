@@ -222,6 +222,7 @@ def test_a_grammar_that_nobody_waits_for(load: Load, fleet: Fleet) -> None:
     assert model.callers()["anonymous"].requests == 0
 
 
+@pytest.mark.slow
 def test_an_adapter_is_in_every_engine(load: Load) -> None:
     first, second = (load(tiny=True, max_adapters=2, max_waiting=number) for number in (100, 101))
     fleet = Fleet(first.capabilities)

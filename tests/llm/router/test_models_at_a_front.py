@@ -85,6 +85,7 @@ def test_a_model_answers_once_an_engine_runs(
         app_of(models)
 
 
+@pytest.mark.slow
 def test_another_config_answers_once_it_can(
     start: Callable[..., Any], handle: Running, models: ModelsInWords, config: LLMConfig
 ) -> None:

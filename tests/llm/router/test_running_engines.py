@@ -99,6 +99,7 @@ def test_a_silent_one_hides_no_other(load: Load, replicas: list[ServedEngine]) -
     fleet.shutdown()
 
 
+@pytest.mark.slow
 def test_requests_have_an_engine_started_where_none_is_left(load: Load, replicas: list[ServedEngine]) -> None:
     """With `min_replicas=0`, Serve stops the last engine when nobody has asked for a while, and then somebody does."""
     (whole,) = read(load().submit(PROMPT, params_of("sampled", 20)))
@@ -158,6 +159,7 @@ def changing(load: Load) -> Iterator[Changing]:
     settled(load())
 
 
+@pytest.mark.slow
 def test_a_router_begins_with_an_engine_of_its_own_config(changing: Changing) -> None:
     """Or it would answer with the former limits, or another model's tokens, for as long as it lives."""
     changing.start("before")
@@ -173,6 +175,7 @@ def test_a_router_begins_with_an_engine_of_its_own_config(changing: Changing) ->
     assert started[0].members == [f"replica {after.endpoint.replica}"]
 
 
+@pytest.mark.slow
 def test_open_answers_go_on_in_an_engine_of_the_next_config(load: Load, changing: Changing) -> None:
     (whole,) = read(load().submit(PROMPT, params_of("sampled", 100)))
     before = changing.start("before")

@@ -13,6 +13,7 @@ from ray_configs.llm import LLMConfig
 from tests.llm.serve.serving import REPOSITORY, serve_cli, wait_until
 
 
+@pytest.mark.slow
 def test_serve_run_refuses_bad_arguments_in_pydantics_words():
     done = serve_cli("run", "apps.llm:build", "max_batch_size=many", "batch_size=4", "slice=v5e")
     assert done.returncode != 0 and "3 validation errors for LLMConfig" in done.stderr

@@ -93,6 +93,7 @@ def test_who_named_its_request_finds_it_again_and_who_did_not_is_not_waited_for(
     assert said[0].content == said[1].content and len({reply.headers["x-request-id"] for reply in said}) == 3
 
 
+@pytest.mark.slow
 def test_clients_that_leave_end_their_schemas_compiling(llm_url: str) -> None:
     """Each schema would be compiled for seconds, one after the other, and the last request would be refused.
 

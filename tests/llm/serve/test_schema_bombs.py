@@ -94,6 +94,7 @@ def vars_of(server: LocalServer) -> tuple[int, int]:
     return stats.running, stats.waiting
 
 
+@pytest.mark.slow
 def test_eight_at_once(url: str) -> None:
     """Oracles: /health and ordinary requests beside them, and the stream that was there before, as it is alone."""
     asked = {"prompt": "Once", "max_tokens": 300, "ignore_eos": True, "temperature": 0}

@@ -95,6 +95,7 @@ def every_call_is_valid(engine: Engine, seeds: Sequence[int], formats: Sequence[
     assert ended > 0.5 * len(seeds)  # long marks written as text, and several calls, often exceed max_tokens
 
 
+@pytest.mark.slow
 def test_forced_arguments_are_valid(engine: Engine) -> None:
     every_call_is_valid(engine, range(36), FORMATS)
 

@@ -56,6 +56,7 @@ def test_a_file_that_is_no_plan(tmp_path: Path) -> None:
         assert (done.exit_code, "is no plan of a workload" in done.stderr) == (2, True), done.output
 
 
+@pytest.mark.slow
 def test_a_config_without_a_slice_is_timed_here_first(tmp_path: Path) -> None:
     chart = tmp_path / "run.svg"
     arguments = ["ray_configs.catalog.local", "--app", "llm", "--set", "max_batch_size=4", *LENGTHS]

@@ -71,6 +71,7 @@ def test_only_this_user_and_this_host_see_its_inner_side(folder: Path, upstream:
         assert {c.laddr.ip for c in process.net_connections("inet") if c.status == "LISTEN"} <= {"127.0.0.1", "::1"}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_no_other_user_can_open_its_admin_socket(folder: Path, upstream: Upstream) -> None:
     """Even in a folder that is open to all."""
@@ -138,6 +139,7 @@ def test_the_replica_hears_who_named_a_request(folder: Path, upstream: Upstream)
     assert "podslice-named-by" not in unnamed
 
 
+@pytest.mark.slow
 def test_a_dead_replica_is_told_as_503_with_retry_after(folder: Path, upstream: Upstream) -> None:
     config = written(folder, upstream.port)
     upstream.close()
@@ -170,6 +172,7 @@ HALF_A_HEAD = b"POST /app/x HTTP/1.1\r\nHost: x\r\nContent-"
 HALF_A_BODY = b"POST /app/x HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{"
 
 
+@pytest.mark.slow
 def test_half_a_head_is_closed_in_time_and_others_are_answered_meanwhile(folder: Path, upstream: Upstream) -> None:
     config = written(folder, upstream.port)
     with running(folder, RAY_SERVE_HAPROXY_MAXCONN="400"):
@@ -185,6 +188,7 @@ def test_half_a_head_is_closed_in_time_and_others_are_answered_meanwhile(folder:
                 half.close()
 
 
+@pytest.mark.slow
 def test_one_address_cannot_have_all_connections(folder: Path, upstream: Upstream) -> None:
     """127.0.0.2 fills its share; 127.0.0.1 is answered."""
     config = written(folder, upstream.port)

@@ -91,6 +91,7 @@ def reference(folder: Path, request: PictureRequest) -> np.ndarray:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize("family", ["sd1", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sd2", "sdxl"))])
 def test_as_diffusers(backend: Callable, checkpoint: Callable, family: str, name: str) -> None:

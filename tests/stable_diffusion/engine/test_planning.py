@@ -59,6 +59,7 @@ SIZES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", SIZES)
 def test_known_models_have_the_size_that_their_cards_state(model: str) -> None:
     configs = known.MODELS[model]

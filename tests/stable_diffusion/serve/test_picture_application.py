@@ -45,6 +45,7 @@ def stats(pictures_url: str) -> Callable[[], dict[str, Any]]:
     return lambda: httpx.get(f"{pictures_url}/health").json()["models"][MODEL]
 
 
+@pytest.mark.slow
 def test_the_official_client_through_serve(pictures_url):
     with openai.OpenAI(base_url=f"{pictures_url}/v1", api_key="none", max_retries=0, timeout=60) as client:
         assert [model.id for model in client.models.list()] == [MODEL]

@@ -101,6 +101,7 @@ def test_a_missing_timestamp_is_no_field() -> None:
     assert good.grave(objects) == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not CRDS.is_dir(), reason="no CRD schemas: set PODSLICE_KUBERAY_CRDS")
 def test_the_schemas_are_those_of_kuberay_and_kubernetes() -> None:
     assert schemas.__file__ is not None

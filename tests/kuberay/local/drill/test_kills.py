@@ -75,6 +75,7 @@ def drilled(
         return drill, cluster.killed
 
 
+@pytest.mark.slow
 def test_harm_is_the_verdict(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     drill, killed = drilled(monkeypatch, tmp_path / "counts.json", "cut", service(), 2)
     assert killed == 2
@@ -84,6 +85,7 @@ def test_harm_is_the_verdict(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert harmed.value.status == 1
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_the_counts_of_another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     counts = tmp_path / "counts.json"
     first, _ = drilled(monkeypatch, counts, None, service(routers=1), 1)
@@ -95,6 +97,7 @@ def test_a_run_goes_on_from_the_counts_of_another(monkeypatch: pytest.MonkeyPatc
     assert json.loads(counts.read_text())["answers"] > answers
 
 
+@pytest.mark.slow
 def test_a_preempted_slice_goes_only_after_its_notice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     drill, gone = drilled(monkeypatch, tmp_path / "counts.json", None, service(routers=1), 2, preempt=True)
     assert gone == 2, "the second not before the first has gone and come again"
@@ -102,6 +105,7 @@ def test_a_preempted_slice_goes_only_after_its_notice(monkeypatch: pytest.Monkey
     assert drill.counts.longest_recovery_s >= 1.5
 
 
+@pytest.mark.slow
 def test_nobody_asks_until_the_last_slice_is_given_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("kuberay.local.drill.kills.ANSWERING_S", (0.1, 0.2))
     monkeypatch.setattr(Answering, "do_GET", lambda self: self.answer("vllm:kv_cache_usage_perc{} 0.0\n"))

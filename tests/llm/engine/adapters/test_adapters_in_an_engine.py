@@ -57,6 +57,7 @@ def expected(model: Any, prompt_ids: list[int]) -> list[int]:
     )[0, len(prompt_ids) :].tolist()
 
 
+@pytest.mark.slow
 def test_ten_adapters_in_one_batch_give_each_its_own_answer(
     engine: Engine, adapters: dict[str, tuple[Path, Any]], llama: Path, unloads: None
 ) -> None:

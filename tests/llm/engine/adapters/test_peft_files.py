@@ -91,6 +91,7 @@ def test_from_the_hub(adapter: Path, tmp_path_factory: pytest.TempPathFactory) -
     assert "someone/else: neither a local folder nor a model" in error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "says"),
     [

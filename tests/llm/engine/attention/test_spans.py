@@ -23,6 +23,7 @@ IMAGES = {2: ((135, 280), (282, 283), (290, 300)), 3: ((2, 18),), 4: ((40, 70), 
 SHAPE = 256, 6
 
 
+@pytest.mark.slow
 @EVERY
 @pytest.mark.parametrize(
     "changes",

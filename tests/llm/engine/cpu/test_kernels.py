@@ -59,6 +59,7 @@ def test_threads_that_ask_at_once_register_once() -> None:
     assert made == ["kernels"]
 
 
+@pytest.mark.slow
 def test_one_compiles_and_the_others_wait(tmp_path: Path) -> None:
     folder = tmp_path / "not" / "there yet"
     assert ends([start(folder) for _ in range(3)]) == ["3 0", "3 3", "3 3"]

@@ -39,6 +39,7 @@ def drawn(kind: str, rows: int, out: int, width: int):
     return x, jax.jit(quantization.quantize)(w) if int8 else w
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", ["float32", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("bfloat16", "int8"))]
 )

@@ -88,6 +88,7 @@ def mask_of(matcher: Any) -> np.ndarray:
     return np.array(matcher.allowed_along(())[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_schema_without_end_is_refused(grammars: Grammars, name: str) -> None:
     """Oracle: this process, whose threads go on meanwhile."""
@@ -273,6 +274,7 @@ def answered(future: "Future[Any]") -> str:
     return "compiled"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("some", range(4))
 def test_any_schema_ends(grammars: Grammars, some: int) -> None:
     fuzz(grammars, range(some * 30, some * 30 + 30))

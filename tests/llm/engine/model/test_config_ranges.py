@@ -140,6 +140,7 @@ def test_a_quantization_out_of_range_is_refused(said: Any) -> None:
         format_of({"quantization_config": said})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "error", "says"),
     [

@@ -132,6 +132,7 @@ def engine(checkpoint: Path, compile_cache: str) -> Iterator[Engine]:
     engine.shutdown()
 
 
+@pytest.mark.slow
 def test_many_at_once_are_answered_as_by_transformers(engine: Engine, checkpoint: Path) -> None:
     """More than there are slots and pages for: each gets a slot that another one had, and some are preempted."""
     model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)

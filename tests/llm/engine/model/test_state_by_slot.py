@@ -130,6 +130,7 @@ def run(executor: LocalExecutor, *parts: tuple[list[int], int, int]) -> list[np.
     return [np.asarray(hidden)[start : start + len(part[0])] for start, part in zip(starts, parts)]
 
 
+@pytest.mark.slow
 def test_sequences_keep_their_own_states_in_chunks_and_beside_others(executor: LocalExecutor) -> None:
     (whole_a,), (whole_b,) = run(executor, (A, len(A), 0)), run(executor, (B, len(B), 0))
     first_a, first_b = run(executor, (A[:25], 25, 1), (B[:7], 7, 0))

@@ -31,6 +31,7 @@ def answers(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
     return [ids(read(one)[0]) for one in [engine.submit(prompt, SAMPLED) for prompt in prompts]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in ("bits", "int8"))) for name in CONFIGS]
 )

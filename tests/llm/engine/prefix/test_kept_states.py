@@ -261,6 +261,7 @@ def test_steps_that_keep_a_state_are_not_leapt_over() -> None:
     assert max(counts) > 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3_5", "qwen3_next"])
 def test_answers_after_a_reused_prefix_are_those_of_transformers(
     family: str, tmp_path: Path, compile_cache: str

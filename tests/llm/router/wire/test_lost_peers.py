@@ -75,6 +75,7 @@ def lost_once(connected: Connected, reader: Any, because: str) -> None:
     assert remote is connected.engine and because in reason and thread == "podslice-wire"
 
 
+@pytest.mark.slow
 def test_a_stopped_replica_is_lost_and_can_be_reached_again(replica: Replica, connect: Connect) -> None:
     connected = connect(replica.endpoint)
     reader = start(connected.engine, request(limit=128), request(limit=128))
@@ -90,6 +91,7 @@ def test_a_stopped_replica_is_lost_and_can_be_reached_again(replica: Replica, co
     assert len(connected.losses) == 1
 
 
+@pytest.mark.slow
 def test_a_cut_network(replica: Replica, network: CutNetwork, connect: Connect) -> None:
     far = connect(replica.endpoint)
     connected = connect(msgspec.structs.replace(replica.endpoint, address=f"tcp://127.0.0.1:{network.port}"))
@@ -115,6 +117,7 @@ def test_a_killed_replica(replica: Replica, connect: Connect) -> None:
         connect(replica.endpoint)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_router_that_vanishes(end: int, engine: JaxEngine, served: ServedEngine, connect: Connect) -> None:

@@ -159,6 +159,7 @@ def test_two_routers_see_their_own(engine: JaxEngine, served: ServedEngine, conn
             assert reader.tokens() == [[token for output in outputs for token in output.token_ids]]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("slow")
 def test_abort(engine: JaxEngine, served: ServedEngine, connect: Callable[..., Any]) -> None:
     remote = connect(served.endpoint).engine

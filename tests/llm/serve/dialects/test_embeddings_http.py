@@ -15,6 +15,7 @@ def embed(client: openai.OpenAI, text, **fields) -> np.ndarray:
     return np.array([entry.embedding for entry in client.embeddings.create(model=MODEL, input=text, **fields).data])
 
 
+@pytest.mark.slow
 def test_texts_tokens_and_lists_of_either(client):
     (vector,) = embed(client, TEXT)
     assert np.linalg.norm(vector) == pytest.approx(1, abs=1e-5)

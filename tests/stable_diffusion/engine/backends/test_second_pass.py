@@ -79,6 +79,7 @@ def finished(engine: Engine, requests: list[PictureRequest]) -> list[Finished]:
     return sorted(events, key=lambda event: event.picture)
 
 
+@pytest.mark.slow
 def test_as_diffusers(engine: Engine, checkpoint: Callable[[str], Path]) -> None:
     """All in one job, among one without a second pass: each as if alone."""
     drawn = finished(engine, REQUESTS)

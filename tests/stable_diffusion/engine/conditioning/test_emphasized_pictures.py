@@ -112,6 +112,7 @@ def test_weights(backend: Callable[..., Backend], checkpoint: Callable, family: 
         assert difference(picture, reference(checkpoint(family), request)) <= 2, request.prompt
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize("family", ["sd1", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sd2", "sdxl"))])
 def test_chunks(backend: Callable[..., Backend], checkpoint: Callable, family: str, name: str) -> None:

@@ -87,6 +87,7 @@ def assert_as_diffusers(backend: JaxBackend, folder: Path, request: PictureReque
     assert np.abs(pixels / 255 - reference(folder, request, "pixels")).max() <= 0.5 / 255 + 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("guidance", [0.0, 0.5, 4.0])
 @pytest.mark.parametrize("size", [SIZES[1], SIZES[3]])
 def test_as_diffusers(made: JaxBackend, z_image: Path, size: Size, guidance: float) -> None:

@@ -49,6 +49,7 @@ def test_its_samplers(studio: LocalServer) -> None:
         assert refused.status_code == 400 and "use euler" in refused.text
 
 
+@pytest.mark.slow
 def test_configs_that_do_not_fit(z_image: Path, compile_cache: str) -> None:
     fits = {"model": str(z_image), "sizes": ("64x64",), "dtype": "float32", "compile_cache": compile_cache}
     with pytest.raises(ValueError, match=r"scheduler is ddim, which cannot serve .*: set it to euler"):

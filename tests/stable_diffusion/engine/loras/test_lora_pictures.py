@@ -126,6 +126,7 @@ def far(one: np.ndarray, other: np.ndarray) -> float:
     return float(np.abs(one - other).max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "family", ["plain", *(pytest.param(name, marks=pytest.mark.slow) for name in ("second", "xl"))]
 )

@@ -63,6 +63,7 @@ def drawn(pipe: Any, request: PictureRequest) -> np.ndarray:
     return np.asarray(picture)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_pictures(made: Any, family: Family, compile_cache: str) -> None:
     backend = JaxBackend(
@@ -194,6 +195,7 @@ def test_backends(made: Any) -> None:
     assert open_backend(str(file), max_batch_size=1, **settings).name == "jax"
 
 
+@pytest.mark.slow
 def test_another_autoencoder(made: Any, tmp_path: Path, compile_cache: str) -> None:
     """In both layouts, and for a file without one of its own; against diffusers' pipeline with that autoencoder."""
     pipe, folder, file = made("sd1")

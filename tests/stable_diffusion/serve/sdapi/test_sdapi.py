@@ -163,6 +163,7 @@ def test_progress_and_interruption():
         assert progress()["state"]["job_count"] == 0 and server.engine.stats().running == 0
 
 
+@pytest.mark.slow
 def test_another_keys_pictures_are_neither_seen_nor_stopped():
     """Alice's pictures, asked for alone and while Bob looks for progress and interrupts, are the same."""
     backend = LoopBackend(step_s=0.05)
