@@ -90,6 +90,7 @@ def compiling(path: Path) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_nothing_else_compiles() -> None:
     found = {str(path.relative_to(ROOT)) for path in (ROOT / "apps").rglob("*.py") if compiling(path)}
     assert found == ALLOWED.keys()

@@ -118,6 +118,7 @@ def test_one_that_is_killed_goes_on(tmp_path: Path) -> None:
     assert found["compiled"] == 0, said
 
 
+@pytest.mark.slow
 def test_two_at_once(tmp_path: Path) -> None:
     to = tmp_path / "to"
     with folder.ProgramFolder(f"{to}/programs", KEY.encode()).locked():
@@ -141,6 +142,7 @@ def test_a_full_disk_names_the_way_out(tmp_path: Path) -> None:
     assert "Make room and run the same command again" in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fields", "options", "changes", "said"),
     [

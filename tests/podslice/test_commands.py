@@ -21,6 +21,7 @@ def podslice(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_help_lists_every_command_and_imports_neither_jax_nor_ray() -> None:
     program = (
         "import sys\nfrom podslice.commandline import main\nsys.argv[1:] = ['--help']\n"

@@ -124,6 +124,7 @@ def test_a_changed_file_is_not_loaded(own: Path, caplog: pytest.LogCaptureFixtur
         program.write_bytes(content)
 
 
+@pytest.mark.slow
 def test_a_changed_manifest_is_not_believed(own: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Not one that names another file of the same folder, and not one whose seal is taken away."""
     (manifest,) = own.glob("*/manifest.json")

@@ -19,6 +19,7 @@ def storage() -> Iterator[Storage]:
         yield found
 
 
+@pytest.mark.slow
 def test_a_life(storage: Storage) -> None:
     admin = opened(URI)
     for number in range(14):
@@ -40,6 +41,7 @@ def test_two_writers(storage: Storage) -> None:
     assert list(opened(URI).state.models) == ["/sax/test/m", "/sax/test/n"]
 
 
+@pytest.mark.slow
 def test_a_write_whose_answer_was_lost_is_sent_again_and_is_no_conflict(storage: Storage) -> None:
     admin = opened(URI)
     storage.lose_answers = 1

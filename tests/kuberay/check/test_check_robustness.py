@@ -45,6 +45,7 @@ def test_amounts_that_no_machine_has(amount: Any) -> None:
     assert "tpu-chips" in {finding.rule for finding in found}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("values", [2, pytest.param(8, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("manifest", good.ALL)
 def test_odd_values_everywhere(manifest: Any, values: int) -> None:

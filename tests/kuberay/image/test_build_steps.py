@@ -89,6 +89,7 @@ def test_the_installed_project_finds_its_demo_model_and_catalog(installed: Path)
     assert "ray_configs.catalog.llama3_8b_v5e" in configs
 
 
+@pytest.mark.slow
 def test_a_project_without_code_has_the_same_dependencies(wheel: Path, tmp_path: Path) -> None:
     """What the packages' layers rely on: pyproject.toml alone is enough for pip."""
     empty = tmp_path / "podslice"

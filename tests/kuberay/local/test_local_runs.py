@@ -72,6 +72,7 @@ def test_a_crash_of_the_supervisor_leaves_no_process(local_run):
     assert not list(Path("/tmp").glob(f"podslice-{os.getuid()}/{run.port}*"))
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_it_starts(local_run):
     run = local_run(LOCAL)
     run.wait_for("head: starting")

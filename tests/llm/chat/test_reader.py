@@ -154,6 +154,7 @@ def test_an_answer_cut_within_a_surrogate_pair() -> None:
         what_was_told_stays_true_where_an_answer_is_cut_short(family, called, length)
 
 
+@pytest.mark.slow
 @properties
 def test_property(holds: Callable[..., None]) -> None:
     holds_for(holds, 100)

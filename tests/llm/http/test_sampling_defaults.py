@@ -28,6 +28,7 @@ def published(folder: Path, **generation: Any) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_requests_sample_as_the_model_says(tmp_path: Path) -> None:
     folder = published(tmp_path / "model", **SAID)
     with local_server(model=str(folder), dtype="float32", pages=64, max_model_len=256) as server:

@@ -73,6 +73,7 @@ def test_a_group_shares(server: LocalServer) -> None:
     assert cached(server, "e", "/v1/completions", text)[0] == 0, "a group named as a key is not that key's"
 
 
+@pytest.mark.slow
 def test_a_requests_own_salt_as_in_vllm(server: LocalServer) -> None:
     for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses"):
         text = f"{path}: one key serves many people, each with a salt of their own " * 4

@@ -73,6 +73,7 @@ def collector() -> Iterator[tuple[str, list[ExportTraceServiceRequest]]]:
         yield server.url, received
 
 
+@pytest.mark.slow
 def test_spans_reach_a_collector(model, monkeypatch):
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
     with collector() as (endpoint, received):

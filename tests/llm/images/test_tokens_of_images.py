@@ -67,6 +67,7 @@ def models() -> Callable[[str], Any]:
     return lambda family: made.setdefault(family, seeing_models.make(family))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "family", ["qwen3_5", pytest.param("qwen3_5_moe", marks=pytest.mark.slow), "qwen2_5_vl", "mistral3", "gemma3"]
 )
@@ -86,6 +87,7 @@ def test_alone_and_in_company(load_seeing: Load, models: Callable[[str], Any], f
     settled(engine)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3_5", "qwen2_5_vl", "mistral3", "gemma3"])
 def test_how_likely_tokens_are(load_seeing: Load, models: Callable[[str], Any], family: str) -> None:
     engine = load_seeing(family, prefix_cache=False)
@@ -117,6 +119,7 @@ def test_preempted_prompts_see_again(load_seeing: Load, models: Callable[[str], 
         each.assert_as_likely(models(family), answer)
 
 
+@pytest.mark.slow
 def test_a_prefix_may_end_within_an_image(load_seeing: Load, models: Callable[[str], Any]) -> None:
     """Whose tokens in the cache have seen those that are not: pages of 8, and images of 16."""
     engine = load_seeing("gemma3", page_size=8)

@@ -85,6 +85,7 @@ def test_members_are_those_that_run(load: Load, replicas: list[ServedEngine]) ->
     fleet.shutdown()
 
 
+@pytest.mark.slow
 def test_a_silent_one_hides_no_other(load: Load, replicas: list[ServedEngine]) -> None:
     """A stopped process answers nobody until Serve kills it, which may take a minute. One that comes then is needed."""
     handle = Running()

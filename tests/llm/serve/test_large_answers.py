@@ -45,6 +45,7 @@ def writers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "path, asked, type_",
     [("/v1/chat/completions", CHAT, ChatCompletion), ("/v1/completions", COMPLETION, Completion)],

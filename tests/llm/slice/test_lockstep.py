@@ -321,6 +321,7 @@ def test_hosts_agree_on_the_number_of_pages(config: Callable[..., EngineConfig])
         engine.shutdown()
 
 
+@pytest.mark.slow
 def test_too_little_memory_on_one_host_is_said(config: Callable[..., EngineConfig]) -> None:
     place = Processes(HOSTS, FEW, free_memory=[2**30, 2**14])
     with pytest.raises(RuntimeError, match=r"host \d failed: MemoryError: the KV cache has room for"):
@@ -353,6 +354,7 @@ def test_one_host_in_trouble_fails_all(kind: str, said: str, config: Callable[..
     assert len(place.left) == HOSTS and place.left[0] == 0, "the others end too"
 
 
+@pytest.mark.slow
 def test_a_whole_slice_takes_part(config: Callable[..., EngineConfig]) -> None:
     place = Processes(HOSTS, DEVICES)
     with pytest.raises(ValueError, match=r"is 1 x 4 = 4, but the slice has 8 devices on 2 hosts, and each"):

@@ -60,6 +60,7 @@ def test_parameters_follow_their_schemas(model: Model, strict: bool) -> None:
     assert len(found) > 6 and 0 < sum("note" in arguments for arguments in found) < len(found)
 
 
+@pytest.mark.slow
 def test_any_arguments_where_nothing_is_enforced(model: Model) -> None:
     """A tool beside a strict one, and one that takes what it gets."""
     free = Tool("free", "tools[1].function", parameters={"type": "object"})

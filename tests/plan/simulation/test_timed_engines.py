@@ -24,6 +24,7 @@ class Slow:
         return StepCost(compute=0.002)
 
 
+@pytest.mark.slow
 def test_every_step_of_a_timed_engine_is_noted(compile_cache: str) -> None:
     engine, devices = recording.load(CONFIG.model_copy(update={"compile_cache": compile_cache}))
     try:

@@ -40,6 +40,7 @@ def served(workload: Trace, slo: Slo | None = None, batch: int = 1, step_s: floa
     return made
 
 
+@pytest.mark.slow
 def test_waits_are_those_of_one_server_and_poisson_arrivals() -> None:
     """M/D/1: Pollaczek and Khinchine's mean wait is load * service / (2 * (1 - load)). One slot, one step a request."""
     load = 0.7

@@ -75,6 +75,7 @@ def test_bodies_pass_the_front_unchanged(app: Counted, monkeypatch: pytest.Monke
         assert client.get(url).status_code == 200
 
 
+@pytest.mark.slow
 def test_half_sent_requests_reach_nobody_and_keep_nobody_out(app: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(front, "_admitted", {})
     monkeypatch.setattr(bodies, "BODIES", bodies.Bodies(grace_s=2))

@@ -213,6 +213,7 @@ def test_one_address_cannot_have_all_connections(folder: Path, upstream: Upstrea
                 half.close()
 
 
+@pytest.mark.slow
 def test_half_a_body_is_closed_once_nothing_more_comes(folder: Path) -> None:
     reads_all = Upstream(silent_s=60)
     config = written(folder, reads_all.port, timeout_client_s=2)

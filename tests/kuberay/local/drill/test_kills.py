@@ -133,6 +133,7 @@ def test_nobody_asks_until_the_last_slice_is_given_back(monkeypatch: pytest.Monk
     assert 0 < longest <= away, "it counts from when the slice had gone, not from when nobody asked any more"
 
 
+@pytest.mark.slow
 def test_an_interrupted_drill_asks_for_nothing_more_and_keeps_its_counts(tmp_path: Path) -> None:
     counts, app = tmp_path / "counts.json", App("llm", "RUNNING", "", {"RUNNING": 1}, 1, True)
     with StandInServer(Answering) as server:

@@ -100,6 +100,7 @@ def test_a_schema_without_end_is_refused(grammars: Grammars, name: str) -> None:
     assert isinstance(grammars.matchers(schema_grammar(PLAIN)).result(60)[0], Matcher)
 
 
+@pytest.mark.slow
 def test_the_schema_at_fault_is_named(grammars: Grammars) -> None:
     from apps.llm.api import Grammar
     from apps.llm.schemas.written import schema_text

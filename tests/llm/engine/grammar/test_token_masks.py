@@ -29,6 +29,7 @@ def answered(engine: Engine, prompt: list[int], **fields: object) -> list[int]:
     return [token for output in read(engine.submit(prompt, params))[0] for token in output.token_ids]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafts", ["ngram", "off"])
 def test_bad_words_are_those_of_transformers(load: Load, llama: Path, drafts: str) -> None:
     engine = load(speculation=drafts)

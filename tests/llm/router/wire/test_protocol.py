@@ -331,6 +331,7 @@ def test_lose_stuck(scripted: tuple[ScriptedEngine, ServedEngine], connect: Conn
     until(lambda: engine.aborted == [engine.submitted[0][0][0].id])
 
 
+@pytest.mark.slow
 def test_a_router_that_does_not_read_is_left(
     connect: Connect, dealer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -98,6 +98,7 @@ def probability(server: LocalServer, reference: Reference, ids: list[int]) -> fl
     return float(logits.softmax(-1)[1])
 
 
+@pytest.mark.slow
 def test_scores_are_those_of_transformers(served: Any) -> None:
     server, reference = served
     prompts = [ids_of(server, "Rain?", document) for document in DOCUMENTS]

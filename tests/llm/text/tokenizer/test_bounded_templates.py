@@ -94,6 +94,7 @@ def little_memory() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("template", ENDLESS)
 def test_what_would_not_end(tokenizer: ModelTokenizer, little_memory: None, template: str) -> None:
     tokenizer._hf.chat_template = ENDLESS[template]

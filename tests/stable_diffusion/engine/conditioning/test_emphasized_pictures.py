@@ -104,6 +104,7 @@ def requests(prompts: Sequence[str]) -> list[PictureRequest]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize("family", ["sd1", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sd2", "sdxl"))])
 def test_weights(backend: Callable[..., Backend], checkpoint: Callable, family: str, name: str) -> None:

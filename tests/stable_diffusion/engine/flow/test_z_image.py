@@ -118,6 +118,7 @@ MIXED = (
 )
 
 
+@pytest.mark.slow
 def test_a_batch_of_three_sizes_gives_what_each_gives_alone(made: JaxBackend, z_image: Path) -> None:
     """With guidance, step counts and prompts' lengths of their own; each also as diffusers makes it."""
     compiled = made.compiles_after_ready
