@@ -102,6 +102,7 @@ def test_a_prepared_server_compiles_nothing(model: Path, tmp_path: Path) -> None
     assert other["events"] and "the nearest were made for batch sizes '1, 2', where here it is '1, 2, 4'" in said
 
 
+@pytest.mark.slow
 def test_what_cannot_be_prepared(model: Path, tmp_path: Path) -> None:
     to = tmp_path / "to"
     for fields, options, changes, says in (

@@ -16,12 +16,13 @@ Load = Callable[..., Engine]
 
 
 @contextmanager
-def held(engine: Engine) -> Iterator[None]:
-    """The device takes its time: no step's tokens can be read while inside."""
+def held(engine: Engine, running: int = 0) -> Iterator[None]:
+    """The device takes its time: while inside no step's tokens can be read, once so many sequences run."""
     gate, read_tokens = threading.Event(), engine.tokens.loops[0].executor.read
 
     def slow(samples):
-        gate.wait(240)
+        if engine.stats().running >= running:
+            gate.wait(240)
         return read_tokens(samples)
 
     engine.tokens.loops[0].executor.read = slow
@@ -119,8 +120,8 @@ def test_other_requests_that_are_refused(load: Load) -> None:
 
 def test_queue_is_bounded(load: Load) -> None:
     engine = load(max_batch_size=2, max_waiting=3)
-    with held(engine):
-        running = [engine.submit("the", SamplingParams(max_tokens=4)) for _ in range(2)]
+    with held(engine, running=2):  # the first may take some steps before the second is seen
+        running = [engine.submit("the", SamplingParams(max_tokens=100, ignore_eos=True)) for _ in range(2)]
         while engine.stats().running < 2:
             time.sleep(0.01)
         waiting = [engine.submit("the", SamplingParams(max_tokens=4)) for _ in range(3)]

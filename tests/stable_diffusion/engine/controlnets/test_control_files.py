@@ -106,6 +106,7 @@ def asked() -> PictureRequest:
     return PictureRequest("a red circle", SIDE, SIDE, 4, 3.0, "ddim", seed=3, controls=(ControlUse("edges", image),))
 
 
+@pytest.mark.slow
 def test_the_authors_names_as_diffusers_reads_them(model: Path, tmp_path: Path, compile_cache: str) -> None:
     """Whole files with their prefix, files without it, and diffusers' names in one file."""
     whole = tmp_path / "control_v11p_sd15_canny.safetensors"
