@@ -10,7 +10,7 @@ from ray_configs.applications.callers import ANONYMOUS, Callers
 from ray_configs.applications.formats import ImageInput, ReasoningFormat, ToolCallFormat
 from ray_configs.applications.kv_events import PublishedEvents
 from ray_configs.applications.replicas import AppConfig
-from ray_configs.applications.roots import ModelRoots
+from ray_configs.applications.roots import ModelRoots, NamedLocations
 from ray_configs.applications.scaling import ScalingConfig
 from ray_configs.applications.second_engine import SecondEngine
 
@@ -124,7 +124,7 @@ class EngineConfig(SecondEngine, ImageInput):
     max_draft_tokens: int = Field(15, ge=1, le=127)
     """Most draft tokens of a sequence in a step. The number in use adapts to the acceptance rate and to step times
     measured at startup."""
-    adapters: dict[str, str] = Field(default_factory=dict)
+    adapters: NamedLocations = Field(default_factory=dict)
     """LoRA adapters to load at startup, by name: each a folder in PEFT's layout, a hub id or an fsspec URL. A request
     picks one as its `model`, by its name or as `base:name`. On a command line: `adapters='{"sql": "/adapters/sql"}'`.
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from ray_configs.applications.replicas import AppConfig
-from ray_configs.applications.roots import ModelRoots
+from ray_configs.applications.roots import ModelRoots, NamedLocations
 
 DEMO_MODEL = str(Path(__file__).resolve().parent.parent / "apps" / "stable_diffusion" / "demo" / "model")
 
@@ -69,7 +69,7 @@ class StableDiffusionConfig(AppConfig):
     max_prompt_tokens: int = Field(75, ge=75, le=750, multiple_of=75)
     """Tokens of a prompt that CLIP's text encoders read, 75 at a time, as in AUTOMATIC1111; what is beyond is dropped,
     with a warning. Every picture's steps take as long as with a prompt of so many, so that all share a batch."""
-    loras: dict[str, str] = Field(default_factory=dict)
+    loras: NamedLocations = Field(default_factory=dict)
     """LoRAs by name: each a safetensors file, or a folder with one, local, at an fsspec URL or on the hub (OWNER/NAME,
     OWNER/NAME/FILE). A prompt names one as `<lora:name:0.8>`, other requests in `loras`. On a command line:
     `loras='{"ink": "/loras/ink.safetensors"}'`."""
@@ -88,10 +88,11 @@ class StableDiffusionConfig(AppConfig):
     lora_slots: int = Field(4, ge=1, le=256)
     """Combinations of LoRAs and weights that are on the devices at a time. A picture with another one waits until the
     pictures of one of them have ended."""
-    controlnets: dict[str, str] = Field(default_factory=dict)
+    controlnets: NamedLocations = Field(default_factory=dict)
     """ControlNets by name, of Stable Diffusion: each a folder in diffusers' layout or a safetensors file; local, at a
     URL, or OWNER/NAME or OWNER/NAME/FILE of the hub. A request names one with its map (edges, depth, a pose). A step
-    with one takes half as long again, for all pictures of its batch."""
+    with one takes half as long again, for all pictures of its batch. On a command line:
+    `controlnets='{"canny": "/controlnets/canny"}'`."""
     safety_checker: str | None = None
     """Hide what diffusers' safety checker finds: a local folder or hub id of a pipeline with one, or of the checker
     (CompVis/stable-diffusion-safety-checker). It looks at each picture and preview on the CPU; what it finds is black,

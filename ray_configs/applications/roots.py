@@ -1,8 +1,13 @@
-"""Folders and URL prefixes below which callers may name models and adapters."""
+"""Where things are: files by name, and the folders and URL prefixes below which callers may name them."""
 
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator
+
+from ray_configs.base import from_text
+
+NamedLocations = Annotated[dict[str, str], from_text('{"name": "/folder/file"}')]
+"""Name -> a folder or file, a URL, or an id of the hub."""
 
 
 def comma_separated(value: Any) -> Any:

@@ -14,7 +14,8 @@ from podslice.machine import logical_cpus
 from podslice.own_folder import FOLDER, named, with_own_folder
 from podslice.served import joins_a_cluster, read
 from ray_configs.llm import ROUTERS, LLMConfig
-from ray_configs.loading import ConfigError
+from ray_configs.loading import ConfigError, assignments
+from ray_configs.stable_diffusion import StableDiffusionConfig
 from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -63,6 +64,7 @@ def test_fields_are_the_configs_own_and_a_config_brings_its_options() -> None:
         (["no.such.module"], "there is no module"),
         (["kv_events=on"], "LLMConfig.kv_events: must be JSON such as"),
         (['kv_events={"endpoint": "udp://x"}'], "LLMConfig.kv_events.endpoint: must be tcp://ADDRESS:PORT"),
+        (["adapters=sql"], "LLMConfig.adapters: must be JSON such as"),
         (["--max-model-lenn", "64"], "no option --max-model-lenn: did you mean --max-model-len"),
         (["--prot", "8001"], "no option --prot: did you mean --port"),
     ],
@@ -70,6 +72,16 @@ def test_fields_are_the_configs_own_and_a_config_brings_its_options() -> None:
 def test_bad_arguments(arguments: list[str], message: str) -> None:
     with pytest.raises((Refusal, ConfigError), match=message):
         read("llm", arguments, None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "field"), [("llm", "adapters"), ("stable_diffusion", "loras"), ("stable_diffusion", "controlnets")]
+)
+def test_files_by_name(kind: str, field: str) -> None:
+    """As the docs of these fields write them."""
+    config = {"llm": LLMConfig, "stable_diffusion": StableDiffusionConfig}[kind]
+    changes = assignments([f'{field}={{"ink": "/files/ink"}}'], config)
+    assert getattr(config(**changes), field) == {"ink": "/files/ink"}
 
 
 @pytest.mark.slow
