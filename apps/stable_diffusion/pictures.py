@@ -180,10 +180,6 @@ class PictureModel:
         scheduler, karras = sampler_named(wanted.scheduler or config.scheduler, wanted.schedule)
         width, height = wanted.size
         optional: dict[str, Any] = {"strength": wanted.strength, "seed": wanted.seed}
-        if self.engine.backend.text_layers:
-            optional["clip_skip"] = config.clip_skip
-        if wanted.clip_skip is not None:
-            optional["clip_skip"] = wanted.clip_skip
         first = PictureRequest(
             prompt=wanted.prompt,
             width=width,
@@ -194,6 +190,7 @@ class PictureModel:
             karras=karras,
             negative_prompt=wanted.negative_prompt,
             emphasis=wanted.emphasis,
+            clip_skip=config.clip_skip if wanted.clip_skip is None else wanted.clip_skip,
             image=wanted.image,
             mask=wanted.mask,
             min_steps=wanted.min_steps,

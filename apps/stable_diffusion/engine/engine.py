@@ -98,6 +98,8 @@ class Engine(EngineThread):
         if config.scheduler not in backend.schedulers:
             only = " or ".join(backend.schedulers)
             raise ValueError(f"scheduler is {config.scheduler}, which cannot serve {config.model}: set it to {only}")
+        if config.clip_skip > max(1, backend.text_layers):
+            raise ValueError(_why_not(config.clip_skip, backend.text_layers))
         for name, location in config.loras.items():
             backend.loras.load(name, location)
         backend.loras.folder = config.lora_folder

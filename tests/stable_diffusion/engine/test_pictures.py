@@ -51,6 +51,17 @@ def make(backend: Backend, *requests: PictureRequest) -> list[np.ndarray]:
     return backend.decode(pictures)
 
 
+def make_with_latents(backend: Any, *requests: PictureRequest) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Like `make`, over the JAX backend: latents [h, w, channels] and pixels. The pictures end."""
+    pictures = [backend.start(request) for request in requests]
+    while going := [picture for picture in pictures if picture.steps_done < picture.steps_total]:
+        backend.denoise(going, min(picture.steps_total - picture.steps_done for picture in going))
+    backend.wait(pictures)
+    for picture in pictures:
+        backend.end(picture)
+    return list(zip(map(backend.latents, pictures), backend.decode(pictures)))
+
+
 def difference(a: np.ndarray, b: np.ndarray) -> int:
     assert a.shape == b.shape == (SIZE, SIZE, 3) and a.dtype == b.dtype == np.uint8
     return int(np.abs(a.astype(int) - b).max())

@@ -150,6 +150,8 @@ class JaxBackend:
 
         self._compiled.compile(compiled)
         log.info("compiled %d programs in %.1f s", done, time.monotonic() - started)
+        if self._controls is not None:
+            self._controls.make_ready(self.sizes, self.batch_sizes)
         self._compiled.ready()
 
     def _run(self, key: Key, *arguments: Any) -> Any:

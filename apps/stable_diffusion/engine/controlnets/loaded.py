@@ -11,7 +11,7 @@ from apps.arrays.model_folder import CheckpointError
 from apps.stable_diffusion.engine.backends.programs import Programs
 from apps.stable_diffusion.engine.controlnets.file import ControlNetFile
 from apps.stable_diffusion.engine.controlnets.network import COMPONENT, ControlNetArchitecture, Residuals
-from apps.stable_diffusion.engine.controlnets.programs import ControlPrograms, zeros
+from apps.stable_diffusion.engine.controlnets.programs import ControlPrograms, zeros_on_devices
 from apps.stable_diffusion.engine.controlnets.use import ControlUse, KnownControls
 from apps.stable_diffusion.engine.denoisers.unet import UNetDenoiser
 from apps.stable_diffusion.engine.model import weights
@@ -75,6 +75,12 @@ class ControlNets:
             raise CheckpointError(f"{error}: it is not whole, or for another kind of model") from None
         return weights.load(file, entries, dtype, self.programs.base.everywhere)
 
+    def make_ready(self, sizes: Sequence[Size], batch_sizes: Sequence[int]) -> None:
+        """Make the arrays for pictures without ControlNets: those of a large batch are hundreds of megabytes."""
+        for size in sizes:
+            for b in batch_sizes:
+                self._nothing(size, b)
+
     def started(self, request: PictureRequest, run: Run) -> tuple[StartedControl, ...]:
         """Those of a picture. Its images are made small once, not in every step."""
         made = []
@@ -102,7 +108,7 @@ class ControlNets:
             b: of the programs; padding rows come after the pictures.
             coefficients, states, inputs: as the denoising program takes them.
         """
-        total: Residuals = self._constant(("nothing", size, b), lambda: zeros(self.programs.added(size, b)))
+        total = self._nothing(size, b)
         for name, kind in self._kinds.items():
             own = [
                 [one for one in picture.controls if one.use.name == name and _counts(one.use, picture)]
@@ -121,9 +127,12 @@ class ControlNets:
                 total = run(("control", size, b, kind), self._weights[name], *given)
         return total
 
+    def _nothing(self, size: Size, b: int) -> Residuals:
+        return self._constant(("nothing", size, b), lambda: zeros_on_devices(self.programs.added(size, b)))
+
     def _no_image(self, kind: int, size: Size) -> jax.Array:
         form = self.programs.small_image(kind, size)
-        return self._constant(("no image", kind, size), lambda: zeros((form,))[0])
+        return self._constant(("no image", kind, size), lambda: zeros_on_devices((form,))[0])
 
     def _constant(self, key: Any, make: Callable[[], Any]) -> Any:
         if key not in self._constants:

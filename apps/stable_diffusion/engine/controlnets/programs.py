@@ -139,6 +139,6 @@ def _scaled(residual: jax.Array, scales: jax.Array, pooled: jax.Array) -> jax.Ar
     return jnp.where(each != 0, each * own, 0).astype(residual.dtype)
 
 
-def zeros(forms: tuple[jax.ShapeDtypeStruct, ...]) -> Residuals:
+def zeros_on_devices(forms: tuple[jax.ShapeDtypeStruct, ...]) -> Residuals:
     """Arrays that add nothing."""
     return tuple(jax.device_put(np.zeros(form.shape, form.dtype), form.sharding) for form in forms)

@@ -17,6 +17,7 @@ from apps.serving.errors import RequestError
 from apps.stable_diffusion.engine.backends.backend import Backend
 from apps.stable_diffusion.engine.engine import Engine
 from apps.stable_diffusion.engine.request import PictureRequest
+from ray_configs.stable_diffusion import StableDiffusionConfig
 from tests.stable_diffusion.engine.picture_backends import BACKENDS
 from tests.stable_diffusion.engine.test_pictures import CLASSES, SIZE, ask, difference, make
 
@@ -70,6 +71,21 @@ def test_what_is_refused(backend: Callable[..., Backend]) -> None:
             ask(clip_skip=0)
     finally:
         engine.shutdown()
+
+
+@pytest.mark.parametrize("family, says", [("sd1", "text encoder has 3 layers"), ("sdxl", "at a fixed layer")])
+@pytest.mark.slow
+def test_a_config_that_no_request_could_use(checkpoint: Callable, family: Any, says: str, compile_cache: str) -> None:
+    config = StableDiffusionConfig(
+        model=str(checkpoint(family)),
+        clip_skip=4,
+        sizes=("64x64",),
+        max_batch_size=1,
+        backend="torch",
+        scheduler="euler",
+    )
+    with pytest.raises(ValueError, match=says):
+        Engine.load(config)
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from apps.stable_diffusion.engine.request import LoraUse, PictureRequest, Second
 from apps.stable_diffusion.engine.second_pass import second_request
 from tests.stable_diffusion.engine.controlnets import tiny_controlnets
 from tests.stable_diffusion.engine.loras import tiny_loras
-from tests.stable_diffusion.engine.test_pictures import CLASSES, SIZE, ask, difference
+from tests.stable_diffusion.engine.test_pictures import CLASSES, SIZE, ask, difference, make_with_latents
 
 CLOSE = 1e-3  # of latents
 KINDS = {"sd1": "StableDiffusion", "sd2": "StableDiffusion", "sdxl": "StableDiffusionXL"}
@@ -38,14 +38,7 @@ class Studio:
 
     def make(self, *requests: PictureRequest) -> list[tuple[np.ndarray, np.ndarray]]:
         """The latents and the pixels of pictures made in one batch."""
-        pictures = [self.backend.start(request) for request in requests]
-        while going := [picture for picture in pictures if picture.steps_done < picture.steps_total]:
-            self.backend.denoise(going, min(picture.steps_total - picture.steps_done for picture in going))
-        self.backend.wait(pictures)
-        for picture in pictures:
-            self.backend.end(picture)
-        latents = [np.asarray(picture.state.latents) for picture in pictures]
-        return list(zip(latents, self.backend.decode(pictures)))
+        return make_with_latents(self.backend, *requests)
 
     def reference(self, request: PictureRequest) -> tuple[np.ndarray, np.ndarray]:
         """The same through diffusers."""

@@ -15,7 +15,7 @@ from apps.stable_diffusion.engine.backends.jax_backend import JaxBackend
 from apps.stable_diffusion.engine.loras.pool import LoraRoom
 from apps.stable_diffusion.engine.request import LoraUse, PictureRequest
 from tests.stable_diffusion.engine.loras import tiny_loras
-from tests.stable_diffusion.engine.test_pictures import CLASSES, ask, difference
+from tests.stable_diffusion.engine.test_pictures import CLASSES, ask, difference, make_with_latents
 
 CLOSE = 1e-3  # of latents
 
@@ -30,14 +30,7 @@ class Studio:
 
     def make(self, *requests: PictureRequest) -> list[tuple[np.ndarray, np.ndarray]]:
         """The latents and the pixels of pictures made in one batch."""
-        pictures = [self.backend.start(request) for request in requests]
-        while going := [picture for picture in pictures if picture.steps_done < picture.steps_total]:
-            self.backend.denoise(going, min(picture.steps_total - picture.steps_done for picture in going))
-        self.backend.wait(pictures)
-        for picture in pictures:
-            self.backend.end(picture)
-        latents = [np.asarray(picture.state.latents) for picture in pictures]
-        return list(zip(latents, self.backend.decode(pictures)))
+        return make_with_latents(self.backend, *requests)
 
     def reference(self, request: PictureRequest) -> tuple[np.ndarray, np.ndarray]:
         """The same through diffusers, whose text encoders have the weight of the UNet or one of their own."""
