@@ -59,7 +59,7 @@ def test_another_number_of_replicas(service: Deployed, model: Model, tmp_path: P
         service.wait_for_replicas(2)
     assert set(traffic.outcomes) == {"200"}, traffic
     assert [item["metadata"]["uid"] for item in service.items("rayclusters")] == [cluster["metadata"]["uid"]]
-    assert "2 of 2" in service.status
+    assert "3 of 3 workers serve" in service.status  # those of two replicas and of the router
 
 
 def test_another_argument(service: Deployed, model: Model, tmp_path: Path) -> None:
