@@ -12,6 +12,7 @@ import time
 import httpx
 import pytest
 
+from kuberay.local.folder import RunFolder
 from tests.kuberay.local.local_runs import REPOSITORY, LocalRun
 
 CONFIG = """
@@ -76,6 +77,10 @@ def test_no_stream_is_lost_with_its_slice(local_run, tmp_path):
     assert not failures
     assert all(ids == expected[seed] for seed, ids, _ in answers)
     assert sum(comments for _, _, comments in answers), "readers were told what they waited for"
+    controllers = list(RunFolder(run.port).path.glob("session_2*/logs/serve/controller_[0-9]*.log"))
+    assert controllers
+    for log in controllers:
+        assert "did not shut down after grace period" not in log.read_text(), "the next replica waits for its CPU"
     processes = run.processes()
     assert run.interrupt() == 0, run.output
     run.leaves_nothing(processes)

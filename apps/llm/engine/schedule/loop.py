@@ -75,7 +75,9 @@ class Loop(EngineThread, Generic[LaunchedT]):
 
     @property
     def open(self) -> int:
-        """Sequences waiting or running."""
+        """Sequences waiting or running; 0 once the loop has ended, which ends them."""
+        if self._failure:
+            return 0
         return self._arriving + self.stepper.queued + len(self.stepper.scheduler.running)
 
     def stats(self) -> EngineStats:

@@ -1,6 +1,6 @@
 """The course of a drill and its verdict, with the emulated cluster's part played by the test.
 
-`test_a_drill_kills_a_slice_and_ends` is the real thing: raylets, Serve, routers and engines.
+`test_a_drill_strikes_and_ends` is the real thing: raylets, Serve, routers and engines.
 """
 
 import json
