@@ -6,7 +6,7 @@ The fields are those of each model's config.json on the Hugging Face hub, as far
 from dataclasses import replace
 from typing import Any
 
-from apps.llm.engine.model.towers.spec import Pixels, PixtralVision, QwenVision, SiglipVision, Tower
+from apps.llm.engine.model.towers.spec import Gemma4Vision, Pixels, PixtralVision, QwenVision, SiglipVision, Tower
 
 Config = dict[str, Any]
 
@@ -150,8 +150,11 @@ MODELS: dict[str, Config] = {
         GEMMA4 | {"enable_moe_block": True, "num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704},
         *(30, 2816, 2112, 16, 8),
         num_global_key_value_heads=2,
+        use_bidirectional_attention="vision",
     ),
-    "google/gemma-4-31B": _sized(GEMMA4, 60, 5376, 21504, 32, 16, num_global_key_value_heads=4),
+    "google/gemma-4-31B": _sized(
+        GEMMA4, 60, 5376, 21504, 32, 16, num_global_key_value_heads=4, use_bidirectional_attention="vision"
+    ),
     "meta-models/Muse-Glimmer-30B": MUSE_GLIMMER,
     "mistralai/Mistral-7B-v0.1": _sized(MISTRAL, *_B8, sliding_window=4096),
     "mistralai/Mistral-7B-v0.3": _sized(MISTRAL, *_B8, vocab_size=32768, rope_theta=1e6),
@@ -222,7 +225,31 @@ _SIGLIP = SiglipVision(
     eps=1e-6,
     pixels=Pixels(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)),
 )
+_GEMMA4_SMALL = Gemma4Vision(
+    layers=16,
+    width=768,
+    mlp_width=3072,
+    heads=12,
+    out=0,
+    patch=16,
+    merge=3,
+    theta=100.0,
+    largest=280,
+    positions=10240,
+    eps=1e-6,
+    standardized=False,
+    clipped=True,
+    pixels=Pixels(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)),
+)
+_GEMMA4_LARGE = replace(
+    _GEMMA4_SMALL, layers=27, width=1152, mlp_width=4304, heads=16, standardized=True, clipped=False
+)
 TOWERS: dict[str, Tower] = {
+    **{
+        f"google/gemma-4-{size}": replace(tower, out=MODELS[f"google/gemma-4-{size}"]["hidden_size"])
+        for tower, sizes in ((_GEMMA4_SMALL, ("E2B", "E4B")), (_GEMMA4_LARGE, ("26B-A4B", "31B")))
+        for size in sizes
+    },
     **{
         f"google/gemma-3-{size}": replace(_SIGLIP, out=MODELS[f"google/gemma-3-{size}"]["hidden_size"])
         for size in ("4b", "12b", "27b")
@@ -244,7 +271,7 @@ TOWERS: dict[str, Tower] = {
     ),
 }
 """Vision towers of some of them. Sources: the defaults of Qwen3_5VisionConfig and Mistral3Config in transformers, and
-its convert_gemma3_weights.py."""
+its convert_gemma3_weights.py and convert_gemma4_weights.py."""
 
 _SUFFIXES = ("-instruct", "-it", "-chat", "-base", "-hf")
 

@@ -9,8 +9,9 @@ from apps.llm.text import Engine
 from tests.llm.images import seeing_models
 
 SEES = {"image_tokens": 160, "max_image_tokens": 64, "max_model_len": 320, "pages": 96}
-OF_FAMILY = {"gemma3": {"max_step_tokens": 24}}
-"""An image in one step, beside seven other sequences."""
+LARGER = {"max_image_tokens": 70, "image_tokens": 210}
+OF_FAMILY = {"gemma3": {"max_step_tokens": 24}, "gemma4": {"max_step_tokens": 80} | LARGER, "gemma4_e": LARGER}
+"""An image in one step, beside seven other sequences, where it is seen both ways."""
 
 
 @pytest.fixture(scope="session")

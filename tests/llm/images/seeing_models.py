@@ -10,11 +10,12 @@ import torch
 import transformers
 from PIL import Image
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from apps.llm.api import PromptImage
-from tests.llm.engine.tiny_models import HIDDEN, QWEN35, SIZES
+from tests.llm.engine.tiny_models import GEMMA4, HIDDEN, QWEN35, SIZES, VOCAB
 
 WORDS = 290
 WRITTEN = "what is in this picture? the quick brown fox and the lazy dog are in the picture, and what colour are they. "
@@ -29,7 +30,7 @@ def spelled(token: int) -> str | None:
 
 
 SHOWN = MARKS[2], MARKS[0], MARKS[3]
-"""An image in a chat; Gemma 3's template writes the first of them."""
+"""An image in a chat; Gemma 3's template writes the first of them, Gemma 4's the second."""
 TEMPLATE = """
 {%- macro shown(content) -%}
 {%- if content is string -%}{{ content }}
@@ -69,6 +70,17 @@ SIGLIP: dict[str, Any] = {
     "patch_size": 4,
     "image_size": 32,
 }
+GEMMA4_VISION: dict[str, Any] = {
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 12,
+    "patch_size": 4,
+    "pooling_kernel_size": 2,
+    "position_embedding_size": 160,
+}
 PROCESSOR: dict[str, Any] = {
     "patch_size": 4,
     "merge_size": 2,
@@ -77,6 +89,7 @@ PROCESSOR: dict[str, Any] = {
     "image_mean": [0.5, 0.4, 0.3],
     "image_std": [0.5, 0.25, 0.3],
 }
+GEMMAS4 = "gemma4", "gemma4_e"
 SLIDING, FULL = "sliding_attention", "full_attention"
 MOE = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -88,6 +101,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": (
         "Gemma3",
         {"head_dim": 16, "num_hidden_layers": 3, "sliding_window": 9, "layer_types": [SLIDING, FULL, SLIDING]},
+    ),
+    "gemma4": ("Gemma4", GEMMA4 | {"sliding_window": 25, "use_bidirectional_attention": "vision"}),
+    # As E2B and E4B: causal, and each layer has embeddings of its own, for images those of a token that is not 0.
+    "gemma4_e": (
+        "Gemma4",
+        GEMMA4
+        | {"attention_k_eq_v": False, "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": VOCAB}
+        | {"pad_token_id": 100, "num_kv_shared_layers": 2, "use_bidirectional_attention": None},
     ),
 }
 
@@ -102,6 +123,11 @@ def make(family: str, seed: int = 0) -> transformers.PreTrainedModel:
     elif family == "gemma3":
         marks = {"image_token_index": IMAGE, "boi_token_index": BEGIN, "eoi_token_index": END}
         more = {"vision_config": SIGLIP, "mm_tokens_per_image": 16} | marks
+    elif family in GEMMAS4:
+        marks = {"image_token_id": IMAGE, "boi_token_id": BEGIN, "eoi_token_id": END}
+        other = {"video_token_id": VIDEO, "audio_token_id": ROW_END, "audio_config": None}
+        ways = {"standardize": family == "gemma4", "use_clipped_linears": family == "gemma4_e"}
+        more = {"vision_config": GEMMA4_VISION | ways} | marks | other
     else:
         rope |= {"mrope_section": [2, 3, 3], "partial_rotary_factor": 1.0} if family == "qwen2_5_vl" else {}
         text = text | {"rope_parameters": rope}
@@ -116,7 +142,7 @@ def make(family: str, seed: int = 0) -> transformers.PreTrainedModel:
     with torch.no_grad():
         for name, weight in model.named_parameters():
             noise = torch.randn(weight.shape, generator=random)
-            plain = family in ("mistral3", "qwen2_5_vl") or any(
+            plain = family in ("mistral3", "qwen2_5_vl", *GEMMAS4) or any(
                 each in name for each in (".visual.", "vision_tower.", "linear_attn")
             )
             if name.endswith(("norm.weight", "norm1.weight", "norm2.weight", "ln_pre.weight", "ln_q.weight")):
@@ -131,6 +157,13 @@ def make(family: str, seed: int = 0) -> transformers.PreTrainedModel:
                 weight.copy_(noise * (0.1 if family.startswith("gemma") else 1.0))
             else:
                 weight.copy_(noise * weight[0].numel() ** -0.5)
+        for name, buffer in model.named_buffers():
+            if name.endswith(("layer_scalar", "std_scale")):
+                buffer.fill_(0.7)
+            elif name.endswith("std_bias"):
+                buffer.copy_(torch.randn(buffer.shape, generator=random))
+            elif name.endswith(("_min", "_max")):  # narrow, but for outputs, whose lower bound is none
+                buffer.fill_({"input_min": -1.5, "input_max": 1.2, "output_max": 0.9}.get(name.split(".")[-1], -np.inf))
     return model
 
 
@@ -139,6 +172,13 @@ def save(family: str, folder: Path) -> Path:
     make(family).save_pretrained(folder)
     processor(family).save_pretrained(folder)
     save_tokenizer(folder, family)
+    return folder
+
+
+def with_larger_images(folder: Path) -> Path:
+    """A Gemma 4's, whose images may have 280 tokens."""
+    save("gemma4", folder)
+    processor("gemma4", max_soft_tokens=280).save_pretrained(folder)
     return folder
 
 
@@ -156,7 +196,8 @@ def save_tokenizer(folder: Path, family: str = "qwen3_5") -> None:
     tokenizer.train_from_iterator([WRITTEN * 3], trainer)
     assert tokenizer.add_special_tokens(MARKS) == len(MARKS) and tokenizer.token_to_id(MARKS[0]) == IMAGE
     fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
-    fast.chat_template = TEMPLATE.replace("".join(SHOWN), SHOWN[0]) if family == "gemma3" else TEMPLATE
+    shown = {"gemma3": SHOWN[0]} | dict.fromkeys(GEMMAS4, SHOWN[1])
+    fast.chat_template = TEMPLATE.replace("".join(SHOWN), shown.get(family, "".join(SHOWN)))
     fast.save_pretrained(folder)
 
 
@@ -168,6 +209,8 @@ def processor(family: str = "qwen3_5", **changes: Any) -> Any:
     if family == "gemma3":
         same = {name: PROCESSOR[name] for name in ("image_mean", "image_std")}
         return Gemma3ImageProcessorPil(**({"size": {"height": 32, "width": 32}} | same | changes))
+    if family in GEMMAS4:
+        return Gemma4ImageProcessorPil(**({"patch_size": 4, "pooling_kernel_size": 2, "max_soft_tokens": 70} | changes))
     return Qwen2VLImageProcessorPil(**(PROCESSOR | changes))
 
 
@@ -181,16 +224,20 @@ def scene(seed: int, width: int, height: int) -> Image.Image:
 
 
 def prompt(
-    images: Sequence[Image.Image], texts: Sequence[Sequence[int]], family: str = "qwen3_5"
+    images: Sequence[Image.Image], texts: Sequence[Sequence[int]], family: str = "qwen3_5", **changes: Any
 ) -> tuple[list[int], list[PromptImage]]:
     """Token ids of the texts with an image after each but the last, and the images as the engine takes them."""
     ids, placed = list(texts[0]), []
     for image, text in zip(images, texts[1:], strict=True):
-        given = processor(family)(images=image, do_rescale=False, do_normalize=False)
+        given = processor(family, **changes)(images=image, do_rescale=False, do_normalize=False)
         values = np.asarray(given["pixel_values"])
         if family in ("mistral3", "gemma3"):
             rows, columns = (size // 4 for size in values.shape[2:])
             squares = values.reshape(3, rows // 2, 2, 4, columns // 2, 2, 4).transpose(1, 4, 2, 5, 0, 3, 6)
+        elif family in GEMMAS4:  # padded; of each patch its pixels, with their channels
+            columns, rows = given["image_position_ids"][0].max(axis=0) + 1
+            squares = values[0, : rows * columns].reshape(rows // 2, 2, columns // 2, 2, 4, 4, 3)
+            squares = squares.transpose(0, 2, 1, 3, 6, 4, 5)
         else:
             _, rows, columns = given["image_grid_thw"][0]
             squares = values.reshape(len(values), 3, 2, -1)[:, :, 0]
@@ -210,7 +257,8 @@ def inputs(images: Sequence[Image.Image], ids: Sequence[int], family: str) -> di
     given = processor(family)(images=list(images), return_tensors="pt") if images else {}
     tokens = torch.tensor([list(ids)])
     kind = {"mistral3": None, "gemma3": "token_type_ids"}.get(family, "mm_token_type_ids")
-    given.pop("num_crops", None)
+    for unused in ("num_crops", "num_soft_tokens_per_image"):
+        given.pop(unused, None)
     return {"input_ids": tokens, **({kind: (tokens == IMAGE).int()} if kind else {}), **given}
 
 

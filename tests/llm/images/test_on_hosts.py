@@ -21,6 +21,8 @@ from tests.llm.slice.processes import Processes
     [
         ("qwen3_5", "model.visual.blocks.0.attn.qkv.weight", 3 * 48),
         ("gemma3", "model.vision_tower.encoder.layers.0.self_attn.q_proj.weight", 48),
+        ("gemma4", "model.vision_tower.encoder.layers.0.self_attn.q_proj.linear.weight", 48),
+        ("gemma4_e", "model.vision_tower.encoder.layers.0.self_attn.q_proj.linear.weight", 48),
     ],
 )
 def test_on_two_hosts(seeing: Callable[[str], Path], compile_cache: str, family: str, tensor: str, rows: int) -> None:

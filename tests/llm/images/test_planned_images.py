@@ -28,6 +28,17 @@ SO400M = {
     "patch_size": 14,
 }
 """Of Gemma 3, in transformers' convert_gemma3_weights.py."""
+GEMMA4_LARGE = {
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "num_hidden_layers": 27,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "head_dim": 72,
+    "standardize": True,
+}
+GEMMA4_SMALL = {"use_clipped_linears": True}
+"""Of Gemma 4's larger and smaller models, in its convert_gemma4_weights.py."""
 
 
 def config(**changes: Any) -> EngineConfig:
@@ -45,10 +56,18 @@ def test_the_known_towers_are_those_of_transformers() -> None:
     gemma = "google/gemma-3-27b"
     found = tower_of({"model_type": "gemma3", "vision_config": SO400M, "text_config": {"hidden_size": 5376}}, {})
     planned = architectures.find(config(model=gemma))
-    assert known.TOWERS[gemma] == found == planned.arch.tower and planned.arch.sees_both_ways
+    gemma3 = planned.arch
+    assert known.TOWERS[gemma] == found == gemma3.tower and gemma3.sees_both_ways
     assert found is not None and found.every == (16, 16)
+    for size, vision in (("31B", GEMMA4_LARGE), ("E4B", GEMMA4_SMALL)):
+        text = {"hidden_size": known.MODELS[f"google/gemma-4-{size}"]["hidden_size"]}
+        vision = transformers.Gemma4VisionConfig(**vision).to_dict()
+        found = tower_of({"model_type": "gemma4", "vision_config": vision, "text_config": text}, {})
+        planned = architectures.find(config(model=f"google/gemma-4-{size}"))
+        assert known.TOWERS[f"google/gemma-4-{size}"] == found == planned.arch.tower
+        assert planned.arch.sees_both_ways == (size == "31B")
     with pytest.raises(ValueError, match="max_image_tokens is 255"):
-        EncodingSizes.of(config(model=gemma, max_image_tokens=255), planned.arch)
+        EncodingSizes.of(config(model=gemma, max_image_tokens=255), gemma3)
 
 
 def test_bytes() -> None:

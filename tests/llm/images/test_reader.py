@@ -40,8 +40,8 @@ def turned(image: Image.Image, orientation: int) -> bytes:
     return in_file(image, "JPEG", exif=exif)
 
 
-def reader_of(folder: Path) -> ImageReader:
-    limits = {name: SEES[name] for name in ("image_tokens", "max_image_tokens")}
+def reader_of(folder: Path, **more: int) -> ImageReader:
+    limits = {name: SEES[name] for name in ("image_tokens", "max_image_tokens")} | more
     found = ImageReader.of(Checkpoint(str(folder)), seeing_models.spelled, replace(SIZES, **limits))
     assert found is not None
     return found
@@ -50,6 +50,11 @@ def reader_of(folder: Path) -> ImageReader:
 @pytest.fixture(scope="module")
 def reader(seeing: Callable[[str], Path]) -> ImageReader:
     return reader_of(seeing("qwen3_5"))
+
+
+@pytest.fixture(scope="module")
+def larger(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return seeing_models.with_larger_images(tmp_path_factory.mktemp("larger"))
 
 
 random = np.random.default_rng(7)
@@ -98,6 +103,26 @@ def test_pixels_in_squares(seeing: Callable[[str], Path], tmp_path: Path, family
     bytes_ = patches.transpose(4, 0, 2, 5, 1, 3, 6).reshape(expected.shape).astype(np.float32)
     mean, std = (np.array(PROCESSOR[each], np.float32).reshape(3, 1, 1) for each in ("image_mean", "image_std"))
     np.testing.assert_array_equal((bytes_ / np.float32(255) - mean) / std, expected)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_pixels_of_images_that_keep_their_shape(larger: Path, tmp_path: Path, name: str) -> None:
+    """Gemma 4's: as many tokens as there is room for, in one of its five sizes; its processor pads them."""
+    (tmp_path / "image").write_bytes(FILES[name])
+    for most, size in ((70, 70), (139, 70), (300, 280)):
+        expected = seeing_models.processor("gemma4", max_soft_tokens=size)(images=load_image(str(tmp_path / "image")))
+        reader = reader_of(larger, max_image_tokens=most, image_tokens=300)
+        (found,) = reader.read([sent(FILES[name])], lambda: None)
+        rows, columns = found.grid
+        assert rows * columns == expected["num_soft_tokens_per_image"][0]
+        patches = np.frombuffer(found.pixels, np.uint8).reshape(rows, columns, 2, 2, 3, 4, 4)
+        own = patches.transpose(0, 2, 1, 3, 5, 6, 4).reshape(4 * rows * columns, -1)
+        np.testing.assert_array_equal(own.astype(np.float32) / np.float32(255), expected["pixel_values"][0, : len(own)])
+        places = expected["image_position_ids"][0]
+        assert (
+            places[: len(own)].max(axis=0).tolist() == [2 * columns - 1, 2 * rows - 1]
+            and (places[len(own) :] < 0).all()
+        )
 
 
 def test_sizes_for_pixtral(seeing: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,7 +69,16 @@ def models() -> Callable[[str], Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "family", ["qwen3_5", pytest.param("qwen3_5_moe", marks=pytest.mark.slow), "qwen2_5_vl", "mistral3", "gemma3"]
+    "family",
+    [
+        "qwen3_5",
+        pytest.param("qwen3_5_moe", marks=pytest.mark.slow),
+        "qwen2_5_vl",
+        "mistral3",
+        "gemma3",
+        "gemma4",
+        "gemma4_e",
+    ],
 )
 def test_alone_and_in_company(load_seeing: Load, models: Callable[[str], Any], family: str) -> None:
     """Prompts are computed in chunks of 16 tokens, which begin and end within images."""
@@ -88,7 +97,7 @@ def test_alone_and_in_company(load_seeing: Load, models: Callable[[str], Any], f
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["qwen3_5", "qwen2_5_vl", "mistral3", "gemma3"])
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen2_5_vl", "mistral3", "gemma3", "gemma4", "gemma4_e"])
 def test_how_likely_tokens_are(load_seeing: Load, models: Callable[[str], Any], family: str) -> None:
     engine = load_seeing(family, prefix_cache=False)
     for asked in (replace(asked, family=family) for asked in ASKED.values()):

@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 import transformers
 
+from apps.llm.api import RequestError
 from apps.llm.engine.model.families.hugging_face import from_hf_config
 from apps.llm.engine.model.families.towers import tower_of
 from apps.llm.engine.model.rope import UnsupportedModel
 from apps.llm.engine.model.towers.siglip import SiglipTower
-from apps.llm.engine.model.towers.spec import QwenVision, SiglipVision
+from apps.llm.engine.model.towers.spec import Gemma4Vision, QwenVision, SiglipVision
 from apps.llm.engine.weights.checkpoint import Checkpoint, _canonical_name
 from apps.llm.text import Engine, EngineConfig
+from apps.llm.text.images.reader import SeenTokens
 from tests.llm.engine import tiny_models
 from tests.llm.images import seeing_models
 from tests.llm.images.conftest import SEES
@@ -93,6 +95,39 @@ def test_gemmas_towers_that_are_not_supported(changes: dict[str, Any], said: str
         tower_of(config, {"do_pan_and_scan": True})
 
 
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"hidden_activation": "relu"}, "hidden_activation 'relu' is not supported: 'gelu_pytorch_tanh'"),
+        ({"num_key_value_heads": 2}, "num_key_value_heads 2 is not supported: 4"),
+        ({"head_dim": 16}, "head_dim 16 is not supported: 12"),
+        ({"attention_bias": True}, "attention_bias True is not supported: False"),
+        ({"rope_parameters": {"rope_type": "linear"}}, "rope_type 'linear' is not supported: 'axial'"),
+        ({"position_embedding_size": -1}, "position_embedding_size must be a positive number"),
+    ],
+)
+def test_gemma_4s_towers_that_are_not_supported(changes: dict[str, Any], said: str) -> None:
+    config = seeing_models.make("gemma4").config.to_dict()
+    assert isinstance(tower_of(config, {}), Gemma4Vision)
+    with pytest.raises(UnsupportedModel, match=said):
+        tower_of(config | {"vision_config": config["vision_config"] | changes}, {})
+
+
+def test_gemma_4_needs_room_for_its_smallest_images(seeing: Callable[[str], Path]) -> None:
+    settings = tiny_models.SMALL | SEES | {"max_image_tokens": 69}
+    with pytest.raises(ValueError, match="max_image_tokens is 69, but an image has 70 tokens in this model: raise it"):
+        Engine.load(EngineConfig(model=str(seeing("gemma4")), **settings))
+
+
+def test_a_larger_image_than_the_models_is_refused(load_seeing: Callable[..., Engine]) -> None:
+    """As another process may send it; a step may have no room for it."""
+    asked = SeenTokens(
+        *seeing_models.prompt([seeing_models.scene(1, 40, 40)], [[5], [6]], "gemma4", max_soft_tokens=140)
+    )
+    with pytest.raises(RequestError, match="an image has 121 tokens; at most 70 are taken"):
+        load_seeing("gemma4", max_image_tokens=140).submit(asked)
+
+
 def test_an_image_has_room_in_one_step(seeing: Callable[[str], Path]) -> None:
     """Beside a token of each of seven others."""
     settings = tiny_models.SMALL | SEES | {"max_step_tokens": 22}
@@ -108,7 +143,7 @@ def test_names_of_the_hubs_files(seeing: Callable[[str], Path]) -> None:
     assert _canonical_name(name.replace("model.vision_tower.", "vision_tower.vision_model.")) == name
 
 
-@pytest.mark.parametrize("family", ["qwen3_5", "qwen2_5_vl", "mistral3", "gemma3"])
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen2_5_vl", "mistral3", "gemma3", "gemma4"])
 def test_what_a_processors_file_leaves_out_is_transformers_default(family: str) -> None:
     config = seeing_models.make(family).config.to_dict()
     processor = type(seeing_models.processor(family))()
@@ -116,7 +151,8 @@ def test_what_a_processors_file_leaves_out_is_transformers_default(family: str) 
     assert tower is not None
     assert (tower.pixels.mean, tower.pixels.std) == (tuple(processor.image_mean), tuple(processor.image_std))
     assert tower.pixels.factor == processor.rescale_factor
-    given = tower_of(config, {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.1, 0.2, 0.3], "rescale_factor": 0.5})
+    own = {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.1, 0.2, 0.3], "rescale_factor": 0.5, "do_normalize": True}
+    given = tower_of(config, own)
     assert given is not None and given.pixels.mean == (0.5, 0.4, 0.3) and given.pixels.factor == 0.5
 
 

@@ -71,25 +71,23 @@ class EncodingSizes:
         """
         if arch.tower is None:
             return None
-        most, every = config.max_image_tokens, arch.tower.every
-        if every is not None and most < every[0] * every[1]:
-            raise ValueError(
-                f"max_image_tokens is {most}, but each image has {every[0] * every[1]} tokens in this model: raise it"
-            )
-        span = most if every is None else every[0] * every[1]
-        if arch.sees_both_ways and config.max_step_tokens < (least := span + config.max_batch_size - 1):
+        most, least = config.max_image_tokens, arch.tower.least
+        if most < least:
+            raise ValueError(f"max_image_tokens is {most}, but an image has {least} tokens in this model: raise it")
+        span = min(most, arch.tower.most or most)
+        if arch.sees_both_ways and config.max_step_tokens < (needed := span + config.max_batch_size - 1):
             raise ValueError(
                 f"max_step_tokens is {config.max_step_tokens}, but this model takes each image in one step, beside "
-                f"a token for each other sequence: raise it to {least} at least, or lower max_image_tokens ({most}) or "
-                f"max_batch_size ({config.max_batch_size})"
+                f"a token for each other sequence: raise it to {needed} at least, or lower max_image_tokens ({most}) "
+                f"or max_batch_size ({config.max_batch_size})"
             )
         return cls(arch.tower, most, config.image_tokens)
 
     @property
     def tokens(self) -> list[int]:
         """Of each call, smallest first."""
-        least = math.prod(self.tower.every or ())
-        return [*(size for size in (SMALLEST << 2 * i for i in range(16)) if least <= size < self.most), self.most]
+        every = math.prod(self.tower.every or ())
+        return [*(size for size in (SMALLEST << 2 * i for i in range(16)) if every <= size < self.most), self.most]
 
     def calls(self, images: Encoded) -> Iterator[Encoding]:
         """Some images after another, as many as a call takes."""

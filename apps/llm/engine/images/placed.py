@@ -20,6 +20,7 @@ def placed(request: TokenRequest, sizes: Capabilities, arch: Architecture, root:
         return None
     if tower is None:
         raise RequestError("messages", "this model reads only text: images are not supported")
+    most = min(sizes.max_image_tokens, tower.most or sizes.max_image_tokens)
     total = sum({image.digest: image.parts for image in images}.values())
     if total > sizes.image_tokens:
         raise RequestError("messages", f"the images have {total} tokens; one request may have {sizes.image_tokens}")
@@ -28,10 +29,8 @@ def placed(request: TokenRequest, sizes: Capabilities, arch: Architecture, root:
         wrong |= tower.every not in (None, tuple(image.grid))
         if wrong or image.breaks != tower.breaks or not image.parts or image.end > len(request.prompt_ids):
             raise RequestError("messages", "an image is not of the size that its tokens say")
-        if image.parts > sizes.max_image_tokens:
-            raise RequestError(
-                "messages", f"an image has {image.parts} tokens; at most {sizes.max_image_tokens} are taken"
-            )
+        if image.parts > most:
+            raise RequestError("messages", f"an image has {image.parts} tokens; at most {most} are taken")
     spatial = any(each.rope is not None and each.rope.sections for each in arch.attention)
     return PlacedImages(images, spatial, root, arch.sees_both_ways)
 

@@ -73,7 +73,7 @@ class Decoder:
         """
         step = StepContext.of(self.machine, batch, params["layers"])
         x = self._embedded(params, tokens, step, images)
-        extras = self._layer_embeddings(params, tokens, x, step)
+        extras = self._layer_embeddings(params, tokens, x, step, images is not None)
         states = list(states)
 
         # A jitted function, so that it is traced and lowered once, not for each layer. Otherwise tracing would take
@@ -132,12 +132,15 @@ class Decoder:
         return x
 
     def _layer_embeddings(
-        self, params: Params, tokens: jax.Array, x: jax.Array, step: StepContext
+        self, params: Params, tokens: jax.Array, x: jax.Array, step: StepContext, sees: bool
     ) -> list[jax.Array] | list[None]:
         """Gemma 4's further embeddings of each layer, `[T, width]`: from the tokens, and from their embeddings x."""
-        layers, width = self.arch.num_layers, self.arch.input_width
-        if not width:
+        layers, inputs = self.arch.num_layers, self.arch.layers[0].inputs
+        if inputs is None:
             return [None] * layers
+        width = inputs.width
+        if sees and step.batch.image_rows is not None:
+            tokens = jnp.where(step.batch.image_rows > 0, inputs.for_images, tokens)
         own = rows(params["extra_embed"], tokens, self.dtype, self.mesh, step.by_token)
         own = own * jnp.asarray(width**0.5, self.dtype)
         projected = step.product(x, params["extra_projection"]) * self.arch.hidden_size**-0.5

@@ -169,6 +169,7 @@ class LayerInput:
 
     width: int
     activation: Activation
+    for_images: int = 0  # the token whose embeddings an image's tokens have
 
 
 Mixer = Attention | DeltaNet

@@ -29,6 +29,7 @@ class Param:
     matrix: bool = False  # `[out, in]`; int8 quantization applies to it
     constant: float | None = None  # value of its random weights; None: normal noise
     wide: bool = False  # kept in float32 whatever the model's type, because it is only used in float32
+    bound: bool = False  # of a range, which may be without one
 
     def dtype(self, model: jnp.dtype) -> jnp.dtype:
         """The type it is kept in, before any quantization."""
@@ -71,7 +72,7 @@ class Param:
         Raises:
             CheckpointError: a number is not finite; names the tensor.
         """
-        if all_finite(values):
+        if all_finite(values) or (self.bound and not np.isnan(values).any()):
             return
         names = list(dict.fromkeys(part.tensor for part in self.source))
         bad = [name for name in names if not _finite_in(checkpoint, name, self, dtype)]

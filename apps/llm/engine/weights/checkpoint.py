@@ -41,7 +41,7 @@ DECODER_PREFIXES = {
     "language_model.lm_head.": "lm_head.",
     **dict.fromkeys(("vision_tower.vision_model.", "model.vision_tower.vision_model."), "model.vision_tower."),
     **{name: f"model.{name}" for name in ("layers.", "embed_tokens.", "norm.")},
-    **{name: f"model.{name}" for name in ("visual.", "vision_tower.", "multi_modal_projector.")},
+    **{name: f"model.{name}" for name in ("visual.", "vision_tower.", "multi_modal_projector.", "embed_vision.")},
 }
 """How tensors begin elsewhere, and in a checkpoint of a causal language model, or of one that transformers has saved.
 

@@ -153,6 +153,43 @@ class Gemma3Processor:
         return f"\n\n{self.mark}{token * (grid[0] * grid[1])}{self._end}\n\n"
 
 
+class Gemma4Processor:
+    """Source: Gemma4ImageProcessorPil and Gemma4Processor.
+
+    Args:
+        config: of config.json.
+        spelling: of a token by its id.
+
+    Raises:
+        ValueError: the tokenizer has no marks of images.
+    """
+
+    breaks, mark = 0, None
+
+    def __init__(self, settings: Mapping[str, Any], config: Mapping[str, Any], spelling: Spelling):
+        from transformers.models.gemma4 import image_processing_pil_gemma4 as gemma4
+
+        self._processor = gemma4.Gemma4ImageProcessorPil(**settings)
+        self._sizes: Sequence[int] = gemma4._SUPPORTED_SOFT_TOKENS
+        self._begin = _spelled(config, ("boi_token_id",), 255_999, spelling)
+        self._end = _spelled(config, ("eoi_token_id", "eoi_token_index"), 258_882, spelling)
+
+    def patches(self, image: "Image", most: int) -> CutImage:
+        of, most = self._processor, min(self._processor.max_soft_tokens, most)
+        size = max((size for size in self._sizes if size <= most), default=self._sizes[0])
+        given = of(images=image, max_soft_tokens=size, do_rescale=False, do_normalize=False)
+        # Of each patch: its pixels, with their channels, and its column and row; padding has -1.
+        places = np.asarray(given["image_position_ids"])[0]
+        columns, rows = places.max(axis=0) + 1
+        pixels = np.asarray(given["pixel_values"])[0, : rows * columns]
+        whole = pixels.reshape(rows, columns, of.patch_size, of.patch_size, 3).transpose(4, 0, 2, 1, 3)
+        whole = whole.reshape(3, rows * of.patch_size, columns * of.patch_size)
+        return _cut(whole, of.patch_size, of.pooling_kernel_size)
+
+    def written(self, token: str, grid: tuple[int, int]) -> str:
+        return f"{self._begin}{token * (grid[0] * grid[1])}{self._end}"
+
+
 def _spelled(config: Mapping[str, Any], names: Sequence[str], default: int, spelling: Spelling) -> str:
     """A mark that config.json names by its id."""
     token = next((config[name] for name in names if config.get(name) is not None), default)
@@ -188,4 +225,6 @@ def processor_for(
             return PixtralProcessor(own, config, processor)
         case "gemma3":
             return Gemma3Processor(own, config, spelling)
+        case "gemma4":
+            return Gemma4Processor(own, config, spelling)
     return QwenProcessor(own)

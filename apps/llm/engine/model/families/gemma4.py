@@ -43,14 +43,15 @@ def layers(config: Mapping[str, Any], alike: Sequence[LayerSpec], mlp: Mlp) -> t
     """
     full = _full_attention(config)
     own_keys, width = _with_own_keys(config), config["hidden_size_per_layer_input"]
+    sees = config.get("use_bidirectional_attention") == "vision"  # but for layers without a window
     wide = replace(mlp, width=mlp.width * (2 if config.get("use_double_wide_mlp") else 1))
 
     def made(layer: int, spec: LayerSpec) -> LayerSpec:
         heads = full if spec.attention is not None and spec.attention.window is None else {}
         return replace(
-            spec.attending(**heads | ({} if layer < own_keys else {"kv_projections": 0})),
+            spec.attending(both_ways=sees and not heads, **heads | ({} if layer < own_keys else {"kv_projections": 0})),
             feed_forward=_feed_forward(spec, mlp if layer < own_keys else wide),
-            inputs=LayerInput(width, mlp.activation) if width else None,
+            inputs=LayerInput(width, mlp.activation, config.get("pad_token_id") or 0) if width else None,
             scalar=True,
         )
 

@@ -1,19 +1,28 @@
 """Reads a vision tower from a checkpoint's config.json, and how images become its input from its preprocessor's.
 
 Sources: Qwen3_5VisionConfig, Qwen2_5_VLVisionConfig, PixtralVisionConfig, Mistral3Config, SiglipVisionConfig,
-Gemma3Config and their image processors in transformers.
+Gemma3Config, Gemma4VisionConfig and their image processors in transformers.
 """
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from apps.llm.engine.model.rope import UnsupportedModel
-from apps.llm.engine.model.towers.spec import Pixels, PixtralVision, QwenVision, SiglipVision, Tower, WindowedVision
+from apps.llm.engine.model.towers.spec import (
+    Gemma4Vision,
+    Pixels,
+    PixtralVision,
+    QwenVision,
+    SiglipVision,
+    Tower,
+    WindowedVision,
+)
 
-SEEING = "qwen3_5", "qwen3_5_moe", "qwen2_5_vl", "mistral3", "gemma3"
+SEEING = "qwen3_5", "qwen3_5_moe", "qwen2_5_vl", "mistral3", "gemma3", "gemma4"
 """Families whose towers are known."""
 CLIP, SIGLIP = Pixels(), Pixels(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
-"""What image processors do where their files say nothing: Gemma's are SigLIP's."""
+PLAIN = Pixels(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+"""What image processors do where their files say nothing: Gemma 3's are SigLIP's, Gemma 4's do nothing but rescale."""
 Need = Callable[..., int]
 """A field of the tower's config, a positive number."""
 
@@ -39,7 +48,7 @@ def tower_of(config: Mapping[str, Any], processor: Mapping[str, Any]) -> Tower |
             raise UnsupportedModel(f"config.json: vision_config.{name} must be a positive number, not {value!r}")
         return value
 
-    describe = {"mistral3": _pixtral, "qwen2_5_vl": _windowed, "gemma3": _siglip}.get(family, _qwen)
+    describe = {"mistral3": _pixtral, "qwen2_5_vl": _windowed, "gemma3": _siglip, "gemma4": _gemma4}.get(family, _qwen)
     return describe(config, vision, processor, need)
 
 
@@ -141,6 +150,39 @@ def _siglip(config: Mapping[str, Any], vision: Mapping[str, Any], processor: Map
     )
 
 
+def _gemma4(config: Mapping[str, Any], vision: Mapping[str, Any], processor: Mapping[str, Any], need: Need) -> Tower:
+    sizes = _heads(need, 768, "num_attention_heads", 12)
+    heads, head_dim = sizes["heads"], sizes["width"] // sizes["heads"]
+    rope = (vision.get("rope_parameters") or {}).get("rope_type", "axial")
+    known = {
+        "hidden_activation": ("gelu_pytorch_tanh",),
+        "attention_bias": (False, None),
+        "num_key_value_heads": (heads,),
+        "head_dim": (head_dim,),
+    }
+    defaults = {"hidden_activation": "gelu_pytorch_tanh", "num_key_value_heads": 12, "head_dim": 64}
+    said = {name: vision.get(name, defaults.get(name)) for name in known} | {"rope_type": rope}
+    for name, values in (known | {"rope_type": ("axial", "default")}).items():
+        if said[name] not in values:
+            wanted = " or ".join(map(repr, values))
+            raise UnsupportedModel(f"config.json: vision_config.{name} {said[name]!r} is not supported: {wanted}")
+    return Gemma4Vision(
+        layers=need("num_hidden_layers", 16),
+        mlp_width=need("intermediate_size", 3072),
+        **sizes,
+        out=(config.get("text_config") or {}).get("hidden_size", 2304),
+        patch=need("patch_size", 16),
+        merge=need("pooling_kernel_size", 3),
+        theta=_theta(vision, 100.0),
+        largest=processor.get("max_soft_tokens") or 280,
+        positions=need("position_embedding_size", 10240),
+        eps=vision.get("rms_norm_eps", 1e-6),
+        standardized=bool(vision.get("standardize", False)),
+        clipped=bool(vision.get("use_clipped_linears", False)),
+        pixels=_pixels({"do_normalize": False} | dict(processor), PLAIN),
+    )
+
+
 def _heads(need: Need, width: int, name: str, heads: int = 16) -> dict[str, int]:
     width, heads = need("hidden_size", width), need(name, heads)
     if width % heads or width // heads % 4:
@@ -148,8 +190,8 @@ def _heads(need: Need, width: int, name: str, heads: int = 16) -> dict[str, int]
     return {"width": width, "heads": heads}
 
 
-def _theta(vision: Mapping[str, Any]) -> float:
-    return float((vision.get("rope_parameters") or {}).get("rope_theta") or vision.get("rope_theta") or 10000.0)
+def _theta(vision: Mapping[str, Any], default: float = 10000.0) -> float:
+    return float((vision.get("rope_parameters") or {}).get("rope_theta") or vision.get("rope_theta") or default)
 
 
 def _pixels(processor: Mapping[str, Any], known: Pixels = CLIP) -> Pixels:

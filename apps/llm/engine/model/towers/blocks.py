@@ -50,17 +50,19 @@ def halves(patches: Patches, spec: Tower) -> jax.Array:
     return jnp.concatenate(places * 2, axis=1)
 
 
-def attention(q: jax.Array, k: jax.Array, v: jax.Array, image: jax.Array) -> jax.Array:
+def attention(q: jax.Array, k: jax.Array, v: jax.Array, image: jax.Array, scale: float | None = None) -> jax.Array:
     """Of each patch to all patches of its image: `[N, heads, head_dim]` -> `[N, heads * head_dim]`.
 
     Args:
         image: as `Patches` has it, or the numbers of parts of an image that attend to themselves.
+        scale: multiplies q @ k; None: one over the root of head_dim.
     """
     heads, head_dim = q.shape[1:]
+    divisor = math.sqrt(head_dim) if scale is None else 1 / scale
 
     def attended(queries: tuple[jax.Array, jax.Array]) -> jax.Array:
         some, of = queries
-        scores = jnp.einsum("qhd,khd->hqk", some, k, preferred_element_type=jnp.float32) / math.sqrt(head_dim)
+        scores = jnp.einsum("qhd,khd->hqk", some, k, preferred_element_type=jnp.float32) / divisor
         scores = jnp.where(of[:, None] == image, scores, -jnp.inf)
         weights = jax.nn.softmax(scores, axis=-1).astype(q.dtype)
         return jnp.einsum("hqk,khd->qhd", weights, v, preferred_element_type=jnp.float32).astype(q.dtype)

@@ -4,13 +4,21 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from apps.llm.engine.model.towers.gemma4 import Gemma4Tower
 from apps.llm.engine.model.towers.pixtral import PixtralTower
 from apps.llm.engine.model.towers.qwen import QwenTower
 from apps.llm.engine.model.towers.siglip import SiglipTower
-from apps.llm.engine.model.towers.spec import PixtralVision, QwenVision, SiglipVision, Tower, WindowedVision
+from apps.llm.engine.model.towers.spec import (
+    Gemma4Vision,
+    PixtralVision,
+    QwenVision,
+    SiglipVision,
+    Tower,
+    WindowedVision,
+)
 from apps.llm.engine.model.towers.windowed import WindowedTower
 
-AnyTower = QwenTower | WindowedTower | PixtralTower | SiglipTower
+AnyTower = QwenTower | WindowedTower | PixtralTower | SiglipTower | Gemma4Tower
 
 
 def tower_for(spec: Tower, devices: int, dtype: Any = jnp.float32) -> AnyTower:
@@ -23,4 +31,6 @@ def tower_for(spec: Tower, devices: int, dtype: Any = jnp.float32) -> AnyTower:
             return PixtralTower(spec, devices, dtype)
         case SiglipVision():
             return SiglipTower(spec, devices, dtype)
+        case Gemma4Vision():
+            return Gemma4Tower(spec, devices, dtype)
     raise TypeError(f"no tower is made of a {type(spec).__name__}")

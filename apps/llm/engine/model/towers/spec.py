@@ -1,5 +1,6 @@
 """What a vision tower is, apart from its weights."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -40,6 +41,16 @@ class Tower:
     def every(self) -> tuple[int, int] | None:
         """Rows and columns of tokens that each image has; None: they follow from its size."""
         return None
+
+    @property
+    def least(self) -> int:
+        """Tokens that there must be room for, or no image is taken."""
+        return math.prod(self.every or ())
+
+    @property
+    def most(self) -> int | None:
+        """Tokens of the largest image, where its files say it."""
+        return math.prod(self.every) if self.every else None
 
     @property
     def bytes_a_patch(self) -> int:
@@ -133,3 +144,30 @@ class SiglipVision(Tower):
     @property
     def _around(self) -> int:
         return self.width * (self.bytes_a_patch + self.side**2 + self.out)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gemma4Vision(Tower):
+    """Gemma 4's, whose images keep their shape and have up to a number of tokens that is one of a few."""
+
+    largest: int  # tokens of the largest image
+    positions: int  # rows, and columns, that have embeddings
+    eps: float
+    standardized: bool  # what is pooled has an offset and a scale of its own
+    clipped: bool  # products have bounds
+
+    @property
+    def least(self) -> int:
+        return 70
+
+    @property
+    def most(self) -> int:
+        return self.largest
+
+    @property
+    def _mlp_matrices(self) -> int:
+        return 3
+
+    @property
+    def _around(self) -> int:
+        return self.width * (self.bytes_a_patch + self.out)
