@@ -13,7 +13,7 @@ DEMO_MODEL = str(Path(__file__).resolve().parent.parent / "apps" / "stable_diffu
 
 
 class StableDiffusionConfig(AppConfig):
-    """A pipeline of Stable Diffusion (1.x, 2.x, XL) or Z-Image: `serve run apps.stable_diffusion:build model=PATH`."""
+    """Stable Diffusion (1.x, 2.x, XL), Z-Image or FLUX.2 klein: `serve run apps.stable_diffusion:build model=PATH`."""
 
     import_path: ClassVar[str] = "apps.stable_diffusion:build"
     default_name: ClassVar[str] = "stable-diffusion"
@@ -37,7 +37,7 @@ class StableDiffusionConfig(AppConfig):
     backend: Literal["auto", "jax", "torch", "torch_xla"] = "auto"
     """auto: JAX on a TPU and on a CPU, where it was measured to be faster; PyTorch on a GPU."""
     scheduler: Literal["ddim", "euler", "euler-ancestral", "dpm-solver++", "lcm"] = "ddim"
-    """Default sampler; a request may name another. Z-Image takes euler alone."""
+    """Default sampler; a request may name another. Z-Image and FLUX.2 take euler alone."""
     sizes: tuple[str, ...] = ("512x512",)
     """Picture sizes, WIDTHxHEIGHT in pixels. Each is compiled before the replica is ready; other sizes are refused."""
     num_inference_steps: int = Field(50, ge=1, le=1000)
@@ -48,7 +48,7 @@ class StableDiffusionConfig(AppConfig):
     """Default weight of the prompt against the empty one; 1 and below turns guidance off (Turbo models). Z-Image's
     begins above 0, as in diffusers."""
     max_batch_size: int = Field(8, ge=1, le=256)
-    """Pictures of one size (with Z-Image, of similar sizes) that are denoised together, whatever their steps and
+    """Pictures of one size (with transformers, of similar sizes) that are denoised together, whatever their steps and
     schedulers. They join and leave between steps. The batch is split over the slice's chips."""
     max_waiting: int = Field(64, ge=1)
     """Pictures that may wait for a place in the batch; one more is refused with 429 and Retry-After."""

@@ -78,22 +78,23 @@ XL: Configs = {
     "vae": VAE | {"scaling_factor": 0.13025},
 }
 
+QWEN3_4B: dict[str, Any] = {
+    "model_type": "qwen3",
+    "vocab_size": 151936,
+    "hidden_size": 2560,
+    "intermediate_size": 9728,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 40960,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000,
+    "hidden_act": "silu",
+    "tie_word_embeddings": True,
+}
 Z_IMAGE: Configs = {
-    "text_encoder": {
-        "model_type": "qwen3",
-        "vocab_size": 151936,
-        "hidden_size": 2560,
-        "intermediate_size": 9728,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "max_position_embeddings": 40960,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1000000,
-        "hidden_act": "silu",
-        "tie_word_embeddings": True,
-    },
+    "text_encoder": QWEN3_4B,
     "transformer": {
         "in_channels": 16,
         "dim": 3840,
@@ -115,6 +116,23 @@ Z_IMAGE: Configs = {
     },
 }
 
+KLEIN_4B: Configs = {
+    "text_encoder": QWEN3_4B,
+    "transformer": {
+        "_class_name": "Flux2Transformer2DModel",
+        "in_channels": 128,
+        "num_layers": 5,
+        "num_single_layers": 20,
+        "num_attention_heads": 24,
+        "attention_head_dim": 128,
+        "joint_attention_dim": 7680,
+        "axes_dims_rope": [32, 32, 32, 32],
+        "guidance_embeds": False,
+    },
+    "vae": VAE | {"_class_name": "AutoencoderKLFlux2", "latent_channels": 32},
+}
+"""Sources: the defaults of Flux2Transformer2DModel and AutoencoderKLFlux2 in diffusers, and mflux' model_config.py."""
+
 MODELS: dict[str, Configs] = {
     "CompVis/stable-diffusion-v1-4": ONE,
     "runwayml/stable-diffusion-v1-5": ONE,
@@ -128,6 +146,8 @@ MODELS: dict[str, Configs] = {
     "stabilityai/stable-diffusion-xl-base-1.0": XL,
     "stabilityai/sdxl-turbo": XL,
     "Tongyi-MAI/Z-Image-Turbo": Z_IMAGE,
+    "black-forest-labs/FLUX.2-klein-4B": KLEIN_4B,
+    "black-forest-labs/FLUX.2-klein-base-4B": KLEIN_4B,
 }
 
 RECORDS = {"v5e": 0.438, "v6e": 1.360}

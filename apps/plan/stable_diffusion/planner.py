@@ -24,7 +24,7 @@ from apps.stable_diffusion.engine.controlnets.loaded import control_programs
 from apps.stable_diffusion.engine.ldm.opening import open_checkpoint
 from apps.stable_diffusion.engine.loras.room import LoraRoom
 from apps.stable_diffusion.engine.model import attention
-from apps.stable_diffusion.engine.model.pipelines import Z_IMAGE, kind_with
+from apps.stable_diffusion.engine.model.pipelines import kind_with
 from ray_configs.stable_diffusion import StableDiffusionConfig
 from ray_configs.tpu import TpuSlice
 from ray_configs.tpu.peaks import Peaks
@@ -99,7 +99,7 @@ class PicturePrograms:
             kind,
             configs,
             (size,),
-            (POSITIONS,) if kind is Z_IMAGE else lengths,
+            (POSITIONS,) if kind.flow else lengths,
             mesh=topology.mesh(slice, "data", len(topology.devices(slice))),
             attention="flash",
             dtype=dtype,

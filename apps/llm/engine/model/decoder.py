@@ -61,6 +61,7 @@ class Decoder:
         scales: list[Any] | None = None,
         observe: list[Any] | None = None,
         images: jax.Array | None = None,
+        outputs: dict[int, Any] | None = None,
     ) -> tuple[jax.Array, list[Any]]:
         """The last layer's output at every token, `[T, hidden]`, and the mixers' states with the step's tokens.
 
@@ -70,6 +71,7 @@ class Decoder:
             scales: of states in int8, like them.
             observe: when given, what each layer's mixer observed is appended (calibration).
             images: `[rows, hidden]`, the encoded ones that the batch's `image_rows` are of.
+            outputs: when given, its keys are numbers of layers, from 1, whose output is put there, like the last's.
         """
         step = StepContext.of(self.machine, batch, params["layers"])
         x = self._embedded(params, tokens, step, images)
@@ -87,6 +89,8 @@ class Decoder:
             x, states[own], seen = run_layer(x, params["layers"][i], states[own], given, spec)
             if observe is not None:
                 observe.append(seen)
+            if outputs is not None and i + 1 in outputs:
+                outputs[i + 1] = step.whole(x)
         return step.whole(x), states
 
     def _layer(

@@ -20,6 +20,7 @@ from apps.stable_diffusion.engine.conditioning.clip_tokens import ClipTokens
 from apps.stable_diffusion.engine.conditioning.interface import PromptEncoder
 from apps.stable_diffusion.engine.conditioning.prompts import Tokenizing
 from apps.stable_diffusion.engine.controlnets.loaded import ControlFile, control_programs
+from apps.stable_diffusion.engine.denoisers.flux2 import Flux2Denoiser
 from apps.stable_diffusion.engine.denoisers.interface import Denoiser
 from apps.stable_diffusion.engine.denoisers.unet import UNetDenoiser
 from apps.stable_diffusion.engine.denoisers.z_image import ZImageDenoiser
@@ -29,16 +30,19 @@ from apps.stable_diffusion.engine.loras.layers import layers_of
 from apps.stable_diffusion.engine.loras.names import LoraNames
 from apps.stable_diffusion.engine.loras.pool import LoraPool
 from apps.stable_diffusion.engine.loras.room import LoraRoom
-from apps.stable_diffusion.engine.model import unet, vae, z_image
+from apps.stable_diffusion.engine.model import unet, vae
 from apps.stable_diffusion.engine.model.checkpoint import Checkpoint
-from apps.stable_diffusion.engine.model.pipelines import Z_IMAGE, PipelineKind
+from apps.stable_diffusion.engine.model.pipelines import KLEIN, Z_IMAGE, PipelineKind
 from apps.stable_diffusion.engine.request import Size
-from apps.stable_diffusion.engine.scheduling.flow import FlowSchedule
+from apps.stable_diffusion.engine.scheduling.flow import FlowSchedule, klein_shift
 from apps.stable_diffusion.engine.scheduling.schedules import NoiseSchedule
 from apps.stable_diffusion.engine.scheduling.trajectory import batch_sizes
+from apps.stable_diffusion.engine.transformers import flux2, z_image
 from ray_configs.stable_diffusion import StableDiffusionConfig
 
 Configs = Mapping[str, Mapping[str, Any]]
+KLEINS_LAYERS = 9, 18, 27
+"""Of the text encoder. Source: `Flux2KleinPipeline.encode_prompt` in diffusers."""
 
 
 def programs_of(
@@ -70,8 +74,11 @@ def programs_of(
     encoder: PromptEncoder
     denoiser: Denoiser
     if kind is Z_IMAGE:
-        encoder = _language(configs, lengths[0], mesh, dtype)
+        encoder = _language(configs, "cap_feat_dim", (-1,), False, lengths[0], mesh, dtype)
         denoiser = ZImageDenoiser.of(z_image.ZImageArchitecture.of(configs["transformer"]), pixels.reduction, sizes)
+    elif kind is KLEIN:
+        encoder = _language(configs, "joint_attention_dim", KLEINS_LAYERS, True, lengths[0], mesh, dtype)
+        denoiser = Flux2Denoiser.of(flux2.Flux2Architecture.of(configs["transformer"]), pixels.reduction, sizes)
     else:
         encoders = {name: configs[name] for name in kind.text_encoders}
         encoder = ClipEncoder(encoders, lengths, dtype, NamedSharding(mesh, P()), chunks)
@@ -146,6 +153,10 @@ class ServedPictures:
             lengths: positions of each text encoder.
             devices: they need not exist.
         """
+        if self.guided and checkpoint.distilled:
+            raise ValueError(
+                "guidance_scale: this model is distilled, and makes no pictures with guidance: set guidance_scale=1"
+            )
         configs = {name: checkpoint.config(name) for name in checkpoint.components}
         programs = programs_of(
             checkpoint.kind,
@@ -189,25 +200,29 @@ def loras_of(
 
 def tokenizing_of(checkpoint: Checkpoint, chunks: int) -> Tokenizing:
     """What makes its text encoders' inputs, of prompts of so many chunks at most. Raises CheckpointError."""
-    if checkpoint.kind is Z_IMAGE:
-        return TemplatedPrompts(checkpoint)
+    if checkpoint.kind.flow:
+        return TemplatedPrompts(checkpoint, thinking=checkpoint.kind is Z_IMAGE)
     return ClipTokens(checkpoint, chunks)
 
 
 def schedule_of(checkpoint: Checkpoint) -> FlowSchedule | NoiseSchedule:
     """Its noise levels. Raises CheckpointError."""
     noise = checkpoint.scheduler_config
-    return FlowSchedule(noise) if checkpoint.kind is Z_IMAGE else NoiseSchedule(noise, checkpoint.is_xl)
+    if not checkpoint.kind.flow:
+        return NoiseSchedule(noise, checkpoint.is_xl)
+    return FlowSchedule(noise, klein_shift if checkpoint.kind is KLEIN else None)
 
 
-def _language(configs: Configs, length: int, mesh: Mesh, dtype: jnp.dtype) -> PromptEncoder:
-    """Z-Image's text encoder, whose last layer is not run: the transformer reads what goes into it."""
+def _language(
+    configs: Configs, field: str, layers: Sequence[int], padded: bool, length: int, mesh: Mesh, dtype: jnp.dtype
+) -> PromptEncoder:
+    """The text encoder of a transformer whose config has its width in `field`. See `LanguageEncoder`."""
     from apps.stable_diffusion.engine.conditioning.language import LanguageEncoder  # with the language engine
 
-    config, wanted = configs["text_encoder"], configs["transformer"].get("cap_feat_dim")
-    if wanted != config.get("hidden_size"):
+    config, wanted = configs["text_encoder"], configs["transformer"].get(field)
+    if wanted != (has := len(layers) * config.get("hidden_size", 0)):
         raise CheckpointError(
-            f"transformer/config.json: cap_feat_dim is {wanted}, but the text encoder's hidden_size "
-            f"{config.get('hidden_size')}"
+            f"transformer/config.json: {field} is {wanted}, but the text encoder's hidden_size "
+            f"{'is' if len(layers) == 1 else f'times {len(layers)} layers is'} {has}"
         )
-    return LanguageEncoder.of(config, 1, length, dtype, mesh.devices)
+    return LanguageEncoder.of(config, layers, padded, length, dtype, mesh.devices)

@@ -107,7 +107,11 @@ class JaxBackend:
         self.programs, self.batch_sizes = listed.programs, listed.batch_sizes
         pixels = self.programs.vae
         self.schedulers, self.emphasis, self.text_layers = schedule.schedulers, kind.emphasis, checkpoint.text_layers
-        self._planner = Planner(pixels.reduction, pixels.latents, guided, kind.no_guidance, schedule)
+        self._planner = Planner(
+            *(pixels.reduction, pixels.latents, guided, kind.no_guidance, schedule),
+            patch=self.programs.denoiser.noise_patch,
+            from_images=kind.from_images,
+        )
         self.device = devices[0].device_kind + (f" x{len(devices)}" if len(devices) > 1 else "")
         self._compiled = ProgramSet(listed.listed(), None if stored is None else stored.find(listed))
         remembered = max(FEWEST_TEXTS, min(REMEMBERED, TEXT_BYTES // _nbytes(self.programs.texts())))

@@ -138,8 +138,9 @@ class Programs:
         shape = self.latents(size)
 
         def each(weights: Mapping[str, jax.Array], latents: jax.Array) -> tuple[jax.Array, jax.Array]:
-            x = self.vae.decodable(latents).astype(self.dtype)
-            pixels = vae.decode(NamedWeights(weights), self.vae, x, self.attention)
+            own = NamedWeights(weights)
+            x = self.vae.decodable(own, latents).astype(self.dtype)
+            pixels = vae.decode(own, self.vae, x, self.attention)
             finite = jnp.isfinite(jnp.max(jnp.abs(pixels), axis=(1, 2, 3)))  # a maximum is NaN where a number is
             return jnp.round(jnp.clip(pixels / 2 + 0.5, 0, 1) * 255).astype(jnp.uint8), finite
 
@@ -167,7 +168,7 @@ class Programs:
 
         split = jax.shard_map(whole, mesh=self.mesh, in_specs=(P(), P()), out_specs=P(), check_vma=False)
         mean, deviation = split(weights, image)
-        original = self.vae.denoisable(mean[0] + deviation[0] * image_noise)
+        original = self.vae.denoisable(NamedWeights(weights), mean[0] + deviation[0] * image_noise)
         packed = self.denoiser.packed
         return packed(original), packed(mix[0] * original + mix[1] * start_noise)
 
@@ -206,6 +207,7 @@ class Programs:
         def both_ways(w: NamedWeights) -> tuple[Any, ...]:
             latents = jnp.zeros((1, 8, 8, self.vae.latents), self.dtype)
             pixels = jnp.zeros((1, small, small, 3), self.dtype)
+            latents = self.vae.decodable(w, latents).astype(self.dtype)
             return vae.decode(w, self.vae, latents, "xla"), vae.encode(w, self.vae, pixels, "xla")
 
         return {self.denoiser.component: predict, "vae": both_ways}

@@ -7,15 +7,19 @@ from apps.stable_diffusion.engine.conditioning.prompts import PromptText, Prompt
 from apps.stable_diffusion.engine.model.checkpoint import Checkpoint
 
 POSITIONS = 512
-"""Of a prompt with its template, as diffusers' `ZImagePipeline` has it by default."""
+"""Of a prompt with its template, as diffusers' `ZImagePipeline` and `Flux2KleinPipeline` have it by default."""
 MARK = "\N{OBJECT REPLACEMENT CHARACTER}"
 
 
 class TemplatedPrompts:
-    """The `Tokenizing` of a checkpoint whose tokenizer has a chat template."""
+    """The `Tokenizing` of a checkpoint whose tokenizer has a chat template.
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self.lengths = [POSITIONS]
+    Args:
+        thinking: whether the template is asked for an answer with thoughts.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, thinking: bool) -> None:
+        self.lengths, self._thinking = [POSITIONS], thinking
         (name,) = checkpoint.tokenizers
         self._tokenizer = checkpoint.tokenizer(name)
         before, mark, after = self._in_template(MARK, checkpoint.location).partition(MARK)
@@ -35,7 +39,7 @@ class TemplatedPrompts:
         dropped = ""
         if len(whole) > POSITIONS:
             dropped = self._tokenizer.decode(whole[POSITIONS : len(whole) - self._behind]).strip()
-        padded = np.zeros((1, POSITIONS), np.int32)
+        padded = np.full((1, POSITIONS), self._tokenizer.pad_token_id or 0, np.int32)
         padded[0, : len(ids)] = ids
         return PromptTokens((padded, np.array([len(ids)], np.int32)), dropped)
 
@@ -49,7 +53,7 @@ class TemplatedPrompts:
                     [{"role": "user", "content": text}],
                     tokenize=False,
                     add_generation_prompt=True,
-                    enable_thinking=True,
+                    enable_thinking=self._thinking,
                 )
             )
         except Exception as error:  # whatever a template raises

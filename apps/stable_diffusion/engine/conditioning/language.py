@@ -1,11 +1,11 @@
-"""A language model as text encoder: the hidden states of one of its layers, computed by the language engine's decoder.
+"""A language model as text encoder: hidden states of some of its layers, computed by the language engine's decoder.
 
 The only place where pictures know language models. The model is split over all chips, as it is where it answers; each
 chip gets the whole result.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 from apps.arrays.model_folder import CheckpointError
 from apps.arrays.programs import zeros
 from apps.llm.engine import kernels
+from apps.llm.engine.attention.spans import PART
 from apps.llm.engine.execute.step import Batch
 from apps.llm.engine.model import params
 from apps.llm.engine.model.architecture import Architecture
@@ -42,11 +43,15 @@ class LanguageEncoder:
 
     Args:
         arch: of the layers that are run.
+        layers: those whose output the denoiser reads, from 1, side by side.
+        padded: whether it reads what lies behind the prompt, too. Padding sees all of the prompt, and no padding.
         positions: of a prompt, a multiple of PAGE.
         mesh: with the axis `tensor`.
     """
 
     arch: Architecture
+    layers: tuple[int, ...]
+    padded: bool
     positions: int
     dtype: jnp.dtype
     mesh: Mesh
@@ -56,12 +61,18 @@ class LanguageEncoder:
 
     @classmethod
     def of(
-        cls, config: Mapping[str, Any], unread_layers: int, positions: int, dtype: jnp.dtype, devices: Any
+        cls,
+        config: Mapping[str, Any],
+        layers: Sequence[int],
+        padded: bool,
+        positions: int,
+        dtype: jnp.dtype,
+        devices: Any,
     ) -> "LanguageEncoder":
         """The encoder of a config.json.
 
         Args:
-            unread_layers: the last layers, whose output the denoiser does not read.
+            layers: from 1, or from the end, -1 being the last but one: the last one's output is normed.
             devices: that it is split over, an array of them.
 
         Raises:
@@ -69,11 +80,17 @@ class LanguageEncoder:
         """
         try:
             arch = from_hf_config(config).serving(positions)
-            arch = arch.only(range(arch.num_layers - unread_layers))
+            read = tuple(layer if layer > 0 else arch.num_layers + layer for layer in layers)
+            if not 0 < min(read) <= max(read) < arch.num_layers:
+                said = ", ".join(map(str, layers))
+                raise ValueError(f"num_hidden_layers is {arch.num_layers}, but the transformer reads layers {said}")
+            arch = arch.only(range(max(read)))
+            if padded:  # the engine's way for tokens that see others than those before them
+                arch = replace(arch, layers=tuple(spec.attending(both_ways=True) for spec in arch.layers))
             arch.split(devices.size)
         except (UnsupportedModel, ValueError) as error:
             raise CheckpointError(f"{NAME}/config.json: on {devices.size} devices: {error}") from error
-        return cls(arch, positions, dtype, Mesh(devices.reshape(-1), ("tensor",)))
+        return cls(arch, read, padded, positions, dtype, Mesh(devices.reshape(-1), ("tensor",)))
 
     @cached_property
     def decoder(self) -> Decoder:
@@ -92,8 +109,9 @@ class LanguageEncoder:
         return jax.ShapeDtypeStruct((1, self.positions), np.int32), jax.ShapeDtypeStruct((1,), np.int32)
 
     def encoded(self) -> EncodedPrompt:
-        context = jax.ShapeDtypeStruct((self.positions, self.arch.hidden_size), self.dtype)
-        return EncodedPrompt(context, None, jax.ShapeDtypeStruct((), np.int32))  # type: ignore[arg-type]  # shapes in the arrays' places
+        context = jax.ShapeDtypeStruct((self.positions, len(self.layers) * self.arch.hidden_size), self.dtype)
+        length = None if self.padded else jax.ShapeDtypeStruct((), np.int32)
+        return EncodedPrompt(context, None, length)  # type: ignore[arg-type]  # shapes in the arrays' places
 
     def forms(self) -> dict[str, Any]:
         return {NAME: params.abstract(self.declared, self.mesh, self.dtype, int8=False)}
@@ -112,10 +130,11 @@ class LanguageEncoder:
         room = Capacity(pages + 1, PAGE, 1, self.dtype)
         states = [mixer.state(self.decoder.impl, room) for mixer in self.decoder.mixers]
         one = jnp.zeros(1, np.int32)
+        count = one + self.positions if self.padded else length
         batch = Batch(
             tokens=ids[0],
-            q_starts=jnp.concatenate([one, length]),
-            kv_lens=length,
+            q_starts=jnp.concatenate([one, count]),
+            kv_lens=count,
             pages=1 + jnp.arange(pages, dtype=np.int32)[None],
             num_seqs=one + 1,
             slots=one,
@@ -123,10 +142,19 @@ class LanguageEncoder:
             decoding=one,
             adapter=one,
             sampling=None,  # type: ignore[arg-type]  # nothing is sampled
+            spans=self._padding(length[0]) if self.padded else None,
         )
         caches = [state and zeros(state.arrays) for state in states]
-        hidden, _ = self.decoder.hidden(dict(weights[NAME]), batch, batch.tokens, caches)
-        return EncodedPrompt(hidden.astype(self.dtype), None, length[0])
+        outputs: dict[int, Any] = dict.fromkeys(self.layers)
+        self.decoder.hidden(dict(weights[NAME]), batch, batch.tokens, caches, outputs=outputs)
+        context = jnp.concatenate([outputs[layer] for layer in self.layers], axis=-1).astype(self.dtype)
+        return EncodedPrompt(context, None, None if self.padded else length[0])
+
+    def _padding(self, length: jax.Array) -> jax.Array:
+        """What lies behind the prompt, as a batch's `spans`: it sees what comes before `length`."""
+        parts = np.zeros((self.positions // 2, 1), np.int32)
+        first = length + PART * np.arange(len(parts), dtype=np.int32)[:, None]
+        return jnp.concatenate([first, jnp.clip(self.positions - first, 0, PART), parts + length], axis=1)
 
 
 def register_kernels(targets: Iterable[str]) -> None:

@@ -34,6 +34,10 @@ class Denoiser(Protocol):
     def granularity(self) -> int:
         """The latents' height and width are multiples of this."""
 
+    @property
+    def noise_patch(self) -> int:
+        """Latents of a side of the squares whose noise is drawn together: see `trajectory.draw`."""
+
     def group(self, size: Size) -> Hashable:
         """What pictures of this size, in pixels, share a program with."""
 

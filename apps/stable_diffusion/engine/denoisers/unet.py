@@ -27,7 +27,7 @@ class UNetDenoiser:
 
     component = "unet"
     channels = 4
-    granularity = 1
+    granularity = noise_patch = 1
 
     def group(self, size: Size) -> Size:
         return size

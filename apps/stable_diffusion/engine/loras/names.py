@@ -108,7 +108,8 @@ class LoraNames:
             component = self.denoiser
         if component not in self.layers:  # the oldest have the UNet alone
             component, layer = self.denoiser, found["layer"]
-        layer = _current(component, layer)
+        if layer not in self.layers[component]:
+            layer = _current(component, layer)
         part = next(part for part in re.split(r"[._]", found["part"]) if part in _PARTS)
         return LoraKey(component, layer, _PARTS[part]) if layer in self.layers[component] else None
 

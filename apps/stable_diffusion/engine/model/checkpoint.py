@@ -81,6 +81,11 @@ class Checkpoint(ModelFolder):
         return self.kind is XL
 
     @property
+    def distilled(self) -> bool:
+        """Whether it makes no pictures with guidance."""
+        return bool(self.index.get("is_distilled"))
+
+    @property
     def text_encoders(self) -> tuple[str, ...]:
         return self.kind.text_encoders
 

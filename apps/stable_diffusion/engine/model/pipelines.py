@@ -1,7 +1,8 @@
 """The kinds of pipelines that are served: what each is made of in diffusers' layout, and what tells it from others."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 CLIP, VAE = ("CLIPTextModel",), ("AutoencoderKL",)
 
@@ -20,6 +21,10 @@ class PipelineKind:
     """The guidance scale, as its users write it, from which on down only the prompt counts."""
     emphasis: bool = True
     """Whether words of a prompt can have weights, and a prompt several chunks: with CLIP's text encoders."""
+    flow: bool = False
+    """Whether noise levels are those of flow matching, and texts those of a language model."""
+    from_images: bool = True
+    """Whether a picture may begin with an image."""
 
     @property
     def components(self) -> tuple[str, ...]:
@@ -68,9 +73,24 @@ Z_IMAGE = PipelineKind(
     },
     no_guidance=0.0,
     emphasis=False,
+    flow=True,
 )
-KINDS = (PLAIN, XL, Z_IMAGE)
-SUPPORTED = "Stable Diffusion 1.x, 2.x and XL, their Turbo and LCM variants, and Z-Image, all in diffusers' layout"
+KLEIN = PipelineKind(
+    says="FLUX.2 klein",
+    pipelines=("Flux2KleinPipeline",),
+    classes={
+        "text_encoder": ("Qwen3ForCausalLM", "Qwen3Model"),
+        "transformer": ("Flux2Transformer2DModel",),
+        "vae": ("AutoencoderKLFlux2",),
+    },
+    emphasis=False,
+    flow=True,
+    from_images=False,
+)
+KINDS = (PLAIN, XL, Z_IMAGE, KLEIN)
+SUPPORTED = (
+    "Stable Diffusion 1.x, 2.x and XL, their Turbo and LCM variants, Z-Image and FLUX.2 klein, all in diffusers' layout"
+)
 
 
 def kind_of(pipeline: str | None) -> PipelineKind | None:
@@ -78,6 +98,11 @@ def kind_of(pipeline: str | None) -> PipelineKind | None:
     return next((kind for kind in KINDS if pipeline in kind.pipelines), None)
 
 
-def kind_with(components: Collection[str]) -> PipelineKind:
-    """The kind with these components."""
-    return next(kind for kind in KINDS if set(kind.components) == set(components))
+def kind_with(configs: Mapping[str, Mapping[str, Any]]) -> PipelineKind:
+    """The kind whose components have these configs."""
+
+    def matches(kind: PipelineKind) -> bool:
+        own = (configs[name].get("_class_name", classes[0]) in classes for name, classes in kind.classes.items())
+        return set(kind.components) == set(configs) and all(own)
+
+    return next(filter(matches, KINDS))

@@ -1,4 +1,5 @@
-"""The autoencoder between pixels and latents (diffusers' `AutoencoderKL`), NHWC; pixels are from -1 to 1."""
+"""The autoencoder between pixels and latents (diffusers' `AutoencoderKL` and `AutoencoderKLFlux2`), NHWC; pixels are
+from -1 to 1."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from apps.stable_diffusion.engine.model.checkpoint import needed, refuse_others
 from apps.stable_diffusion.engine.model.layers import conv, group_norm, linear, resnet, upsample
 from apps.stable_diffusion.engine.model.weights import NamedWeights
 
+PATCH = 2
+
 EPS = 1e-6
 ALLOWED: dict[str, tuple[Any, ...]] = {
     "act_fn": ("silu", "swish"),
@@ -20,6 +23,7 @@ ALLOWED: dict[str, tuple[Any, ...]] = {
     "out_channels": (3,),
     "latents_mean": (None,),
     "latents_std": (None,),
+    "patch_size": ([PATCH, PATCH], (PATCH, PATCH), None),
 }
 
 
@@ -36,6 +40,8 @@ class VaeArchitecture:
     latents: int  # channels of the latents
     scaling: float  # the denoiser's latents are the encoder's, less `shift`, times this
     shift: float
+    decoder_channels: tuple[int, ...]  # as `channels`, of the decoder
+    squares_eps: float | None  # the denoiser's are normed, each place of a square by itself (FLUX.2); None: not
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> "VaeArchitecture":
@@ -46,17 +52,20 @@ class VaeArchitecture:
             name = f"{side}_block_types"
             other = next((block for block in config.get(name, ()) if block != kind), kind)
             refuse_others({name: other}, "vae", {name: (kind,)})
-        get = partial(needed, config, "vae")
+        get, normed = partial(needed, config, "vae"), config.get("_class_name") == "AutoencoderKLFlux2"
+        channels = tuple(get("block_out_channels"))
         return cls(
-            channels=tuple(get("block_out_channels")),
+            channels=channels,
             resnets=get("layers_per_block"),
             groups=config.get("norm_num_groups", 32),
             attention=config.get("mid_block_add_attention", True),
             quant_conv=config.get("use_quant_conv", True),
             post_quant_conv=config.get("use_post_quant_conv", True),
-            latents=config.get("latent_channels", 4),
-            scaling=config.get("scaling_factor", 0.18215),
+            latents=config.get("latent_channels", 32 if normed else 4),
+            scaling=1.0 if normed else config.get("scaling_factor", 0.18215),
             shift=config.get("shift_factor") or 0.0,
+            decoder_channels=tuple(config.get("decoder_block_out_channels") or channels),
+            squares_eps=config.get("batch_norm_eps", 1e-4) if normed else None,
         )
 
     @property
@@ -64,14 +73,31 @@ class VaeArchitecture:
         """Pixels per latent, on each axis."""
         return 2 ** (len(self.channels) - 1)
 
-    def denoisable(self, latents: jax.Array) -> jax.Array:
-        """The encoder's latents as the denoiser has them."""
+    def denoisable(self, w: NamedWeights, latents: jax.Array) -> jax.Array:
+        """The encoder's latents [..., h, w, latents] as the denoiser has them."""
+        if self.squares_eps is not None:
+            mean, deviation = self._squares(w["bn"], self.squares_eps, latents.shape)
+            return (latents - mean) / deviation
         return (latents - self.shift if self.shift else latents) * self.scaling
 
-    def decodable(self, latents: jax.Array) -> jax.Array:
+    def decodable(self, w: NamedWeights, latents: jax.Array) -> jax.Array:
         """The denoiser's latents as the decoder has them."""
+        if self.squares_eps is not None:
+            mean, deviation = self._squares(w["bn"], self.squares_eps, latents.shape)
+            return latents * deviation + mean
         latents = latents / self.scaling
         return latents + self.shift if self.shift else latents
+
+    def _squares(self, w: NamedWeights, eps: float, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
+        """Mean and standard deviation of each latent, by its place in its square: [h, w, latents]."""
+        mean, variance = (w.get(f"running_{name}", PATCH**2 * self.latents) for name in ("mean", "var"))
+        rows, columns = shape[-3] // PATCH, shape[-2] // PATCH
+
+        def spread(values: jax.Array) -> jax.Array:
+            square = values.reshape(self.latents, PATCH, PATCH).transpose(1, 2, 0)
+            return jnp.tile(square, (rows, columns, 1))
+
+        return spread(mean.astype(jnp.float32)), spread(jnp.sqrt(variance.astype(jnp.float32) + eps))
 
 
 def encode(w: NamedWeights, arch: VaeArchitecture, pixels: jax.Array, attention: str) -> tuple[jax.Array, jax.Array]:
@@ -97,9 +123,9 @@ def decode(w: NamedWeights, arch: VaeArchitecture, latents: jax.Array, attention
     d, x = w["decoder"], latents
     if arch.post_quant_conv:
         x = conv(w["post_quant_conv"], x, arch.latents, size=1)
-    x = conv(d["conv_in"], x, arch.channels[-1])
+    x = conv(d["conv_in"], x, arch.decoder_channels[-1])
     x = _middle(d["mid_block"], arch, x, attention)
-    for i, out in enumerate(reversed(arch.channels)):
+    for i, out in enumerate(reversed(arch.decoder_channels)):
         block = d["up_blocks"][i]
         for j in range(arch.resnets + 1):
             x = resnet(block["resnets"][j], x, out, arch.groups, EPS)
@@ -110,7 +136,7 @@ def decode(w: NamedWeights, arch: VaeArchitecture, latents: jax.Array, attention
 
 
 def _middle(w: NamedWeights, arch: VaeArchitecture, x: jax.Array, attention: str) -> jax.Array:
-    channels = arch.channels[-1]
+    channels = x.shape[-1]
     x = resnet(w["resnets"][0], x, channels, arch.groups, EPS)
     if arch.attention:
         a = w["attentions"][0]

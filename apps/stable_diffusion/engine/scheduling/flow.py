@@ -5,7 +5,7 @@ noise - picture; so the picture is x - t * v. Levels are those of diffusers' `Fl
 pipelines call it, which shift them towards noise: by a constant, or by more the larger the picture.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -33,16 +33,20 @@ PATCH = 2
 class FlowSchedule:
     """Makes tables from a checkpoint's scheduler config. See `NoiseSchedule` for Stable Diffusion's.
 
+    Args:
+        shift: of a picture's number of patches and of steps, where shifts depend on the picture; None: on the line that
+            the config describes.
+
     Raises:
         CheckpointError: the config needs something unknown; the message names the field.
     """
 
     schedulers: tuple[Scheduler, ...] = ("euler",)
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
+    def __init__(self, config: Mapping[str, Any], shift: Callable[[int, int], float] | None = None) -> None:
         if problem := problem_in(config, ALLOWED):
             raise CheckpointError(problem)
-        self._config = config
+        self._config, self._shift = config, shift
 
     def karras(self) -> "FlowSchedule":
         raise RequestError("scheduler", "this model's noise levels are its own: leave out Karras")
@@ -79,7 +83,7 @@ class FlowSchedule:
         get = self._config.get
         levels = np.linspace(1, 1 / steps, steps)
         if get("use_dynamic_shifting"):
-            shift = self._dynamic_shift(latents)
+            shift = self._dynamic_shift(latents, steps)
             if get("time_shift_type", "exponential") == "exponential":
                 shift = np.exp(shift)
         else:
@@ -89,11 +93,20 @@ class FlowSchedule:
             levels = 1 - (1 - levels) * (1 - end) / (1 - levels[-1])
         return levels
 
-    def _dynamic_shift(self, latents: tuple[int, int]) -> float:
+    def _dynamic_shift(self, latents: tuple[int, int], steps: int) -> float:
         """On a line through two sizes' shifts, by the number of patches."""
+        patches = (latents[0] // PATCH) * (latents[1] // PATCH)
+        if self._shift is not None:
+            return self._shift(patches, steps)
         defaults = {"base_image_seq_len": 256, "max_image_seq_len": 4096, "base_shift": 0.5, "max_shift": 1.15}
         small, large, low, high = (self._config.get(name) or default for name, default in defaults.items())
         if small == large:
             raise CheckpointError("scheduler_config.json: base_image_seq_len and max_image_seq_len are the same")
-        patches = (latents[0] // PATCH) * (latents[1] // PATCH)
         return low + (high - low) / (large - small) * (patches - small)
+
+
+def klein_shift(patches: int, steps: int) -> float:
+    """FLUX.2 klein's: on lines through the shifts of 10 and 200 steps, each on a line by the number of patches; beyond
+    4300 patches that of 200. Source: `compute_empirical_mu` in diffusers."""
+    few, many = 8.73809524e-05 * patches + 1.89833333, 0.00016927 * patches + 0.45666666
+    return many if patches > 4300 else many + (many - few) * (steps - 200) / 190

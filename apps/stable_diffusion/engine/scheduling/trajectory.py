@@ -39,6 +39,8 @@ class Trajectory:
     """[1, channels, h, w] for the encoder's sample, if there is an image."""
     start_noise: "torch.Tensor"
     """[1, channels, h, w]"""
+    patch: int = 1
+    """See `draw`."""
     steps_done: int = 0
 
     @property
@@ -59,7 +61,7 @@ class Trajectory:
 
     def next_noise(self) -> "torch.Tensor | None":
         """[1, channels, h, w] noise of the next step; None if it adds none. Call it once for each step."""
-        return draw(self.random, self.shape) if self.schedule.draws[self.steps_done] else None
+        return draw(self.random, self.shape, self.patch) if self.schedule.draws[self.steps_done] else None
 
 
 @dataclass(eq=False)
@@ -79,12 +81,18 @@ class StartedPicture:
         return self.plan.steps_done
 
 
-def draw(random: "torch.Generator", shape: tuple[int, int, int]) -> "torch.Tensor":
-    """[1, channels, h, w] for latents of a height, a width and channels."""
+def draw(random: "torch.Generator", shape: tuple[int, int, int], patch: int = 1) -> "torch.Tensor":
+    """[1, channels, h, w] for latents of a height, a width and channels, in the order in which diffusers draws them.
+
+    Args:
+        patch: side of squares of latents, whose every place is drawn for all of them before the next place's.
+    """
     import torch
 
-    height, width, channels = shape
-    return torch.randn((1, channels, height, width), generator=random)
+    height, width, channels = shape[0] // patch, shape[1] // patch, shape[2]
+    noise = torch.randn((1, channels * patch**2, height, width), generator=random)
+    squares = noise.reshape(channels, patch, patch, height, width).permute(0, 3, 1, 4, 2)
+    return squares.reshape(1, channels, height * patch, width * patch)
 
 
 @dataclass(frozen=True)
@@ -99,6 +107,10 @@ class Planner:
     no_guidance: float
     """See `PipelineKind`."""
     noise_schedule: NoiseSchedule | FlowSchedule
+    patch: int = 1
+    """See `draw`."""
+    from_images: bool = True
+    """See `PipelineKind`."""
 
     def plan(self, request: PictureRequest) -> Trajectory:
         """Plan a picture. Raises RequestError if this model cannot make it."""
@@ -108,6 +120,8 @@ class Planner:
                 f"guidance_scale is {request.guidance_scale}; this model is served without guidance: leave it out, or "
                 f"set it to at most {self.no_guidance:g}",
             )
+        if request.image is not None and not self.from_images:
+            raise RequestError("image", "this model makes pictures of prompts alone: leave the image out")
         strength = None if request.image is None and request.latents is None else request.strength
         inpaint = request.mask is not None
         shape = request.height // self.reduction, request.width // self.reduction, self.channels
@@ -118,12 +132,12 @@ class Planner:
         import torch
 
         random = torch.Generator("cpu").manual_seed(request.seed)
-        image_noise = None if request.image is None else draw(random, shape)
-        start_noise = draw(random, shape)
+        image_noise = None if request.image is None else draw(random, shape, self.patch)
+        start_noise = draw(random, shape, self.patch)
         if inpaint:
             draw(random, shape)  # diffusers encodes the masked image too, even if the network does not read it
         guidance = max(1.0, request.guidance_scale + 1 - self.no_guidance)
-        return Trajectory(request, schedule, guidance, shape, random, image_noise, start_noise)
+        return Trajectory(request, schedule, guidance, shape, random, image_noise, start_noise, self.patch)
 
 
 def check_batch(plans: Sequence[Trajectory], groups: Sequence[Hashable], steps: int, most: int) -> None:

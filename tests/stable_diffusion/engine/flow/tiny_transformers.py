@@ -72,6 +72,57 @@ def save_z_image(folder: str | Path, seed: int = 0, shift: dict[str, Any] | None
     return folder
 
 
+def save_klein(folder: str | Path, seed: int = 0, distilled: bool = False, **vae: Any) -> Path:
+    """FLUX.2 klein: pictures are any multiple of 4, because its tiny autoencoder halves once."""
+    torch.manual_seed(seed)
+    folder = Path(folder)
+    tokenizer = _tokenizer()
+    text = transformers.Qwen3Config(
+        vocab_size=len(tokenizer) + 3,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=29,  # of which it reads 9, 18 and 27
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+    )
+    parts: dict[str, Any] = {
+        "text_encoder": transformers.Qwen3ForCausalLM(text),
+        "transformer": diffusers.Flux2Transformer2DModel(
+            in_channels=16,
+            num_layers=2,
+            num_single_layers=2,
+            attention_head_dim=16,
+            num_attention_heads=3,
+            joint_attention_dim=48,
+            timestep_guidance_channels=32,
+            axes_dims_rope=(2, 6, 6, 2),
+            guidance_embeds=False,
+        ),
+        "vae": diffusers.AutoencoderKLFlux2(
+            block_out_channels=(16, 32),
+            down_block_types=("DownEncoderBlock2D",) * 2,
+            up_block_types=("UpDecoderBlock2D",) * 2,
+            layers_per_block=1,
+            norm_num_groups=8,
+            latent_channels=4,
+            **vae,
+        ),
+    }
+    for module in parts.values():
+        shake(module)
+        module.eval()
+    norm = parts["vae"].bn
+    norm.running_mean.copy_(torch.randn(norm.running_mean.shape))
+    norm.running_var.copy_(torch.rand(norm.running_var.shape) + 0.5)
+    scheduler = diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True)
+    pipeline = diffusers.Flux2KleinPipeline(**parts, tokenizer=tokenizer, scheduler=scheduler, is_distilled=distilled)
+    pipeline.save_pretrained(folder)
+    return folder
+
+
 def _tokenizer() -> Any:
     """A byte-level tokenizer with Qwen's special tokens and template, and `WORDS`."""
     made = tokenizers.ByteLevelBPETokenizer()

@@ -8,17 +8,17 @@ are attended to like any other; what lies behind those is padding of this progra
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from apps.arrays.model_folder import CheckpointError
 from apps.stable_diffusion.engine.model.attention import attend
 from apps.stable_diffusion.engine.model.checkpoint import needed, refuse_others
 from apps.stable_diffusion.engine.model.layers import linear, rms_norm, sinusoids
 from apps.stable_diffusion.engine.model.weights import NamedWeights
+from apps.stable_diffusion.engine.transformers.tokens import PlacedTokens, centred, joined, placed, turned
 
 MULTIPLE = 32
 """Lengths are filled up to multiples of this."""
@@ -87,15 +87,6 @@ class ZImageArchitecture:
         return int(self.width / 3 * 8)
 
 
-class _Sequence(NamedTuple):
-    """Tokens [n, positions, width], with what attention needs to know of them."""
-
-    x: jax.Array
-    cos: jax.Array  # [n, positions, 1, head_dim], each twice: of both numbers of a pair
-    sin: jax.Array
-    seen: jax.Array  # [n, positions] bool
-
-
 def predict(
     w: NamedWeights,
     arch: ZImageArchitecture,
@@ -120,13 +111,13 @@ def predict(
     for i in range(arch.refiners):
         pictures = _layer(w["noise_refiner"][i], arch, pictures, attention, embedded)
         prompts = _layer(w["context_refiner"][i], arch, prompts, attention)
-    both = _Sequence(*(jnp.concatenate(parts, axis=1) for parts in zip(pictures, prompts)))
+    both = joined(pictures, prompts)
     for i in range(arch.layers):
         both = _layer(w["layers"][i], arch, both, attention, embedded)
     out = both.x[:, : x.shape[1]]
     last = w["all_final_layer"]["2-1"]
     scale = 1 + linear(last["adaLN_modulation"][1], jax.nn.silu(embedded), arch.width)
-    return linear(last["linear"], _centred(out) * scale[:, None], x.shape[-1])
+    return linear(last["linear"], centred(out, LAST_EPS) * scale[:, None], x.shape[-1])
 
 
 def filled_up(lengths: Any) -> Any:
@@ -142,7 +133,7 @@ def _embed_time(w: NamedWeights, arch: ZImageArchitecture, time: jax.Array, dtyp
 
 def _picture(
     w: NamedWeights, arch: ZImageArchitecture, x: jax.Array, lengths: jax.Array, grids: jax.Array
-) -> _Sequence:
+) -> PlacedTokens:
     """A picture's patches begin behind its prompt; its learned tokens are at the origin."""
     n, positions, _ = x.shape
     x = linear(w["all_x_embedder"]["2-1"], x, arch.width)
@@ -151,29 +142,18 @@ def _picture(
     real = t < count
     begin = jnp.broadcast_to(filled_up(lengths)[:, None] + 1, (n, positions))
     coordinates = jnp.stack([begin, t // columns, t % columns], axis=-1) * real[..., None]
-    return _sequence(
-        arch, jnp.where(real[..., None], x, _learned(w, arch, "x_pad_token")), coordinates, filled_up(count)
-    )
+    x = jnp.where(real[..., None], x, _learned(w, arch, "x_pad_token"))
+    return placed(x, coordinates, arch.axes, arch.theta, filled_up(count))
 
 
-def _prompt(w: NamedWeights, arch: ZImageArchitecture, text: jax.Array, lengths: jax.Array) -> _Sequence:
+def _prompt(w: NamedWeights, arch: ZImageArchitecture, text: jax.Array, lengths: jax.Array) -> PlacedTokens:
     n, positions, _ = text.shape
     x = rms_norm(w["cap_embedder"][0], text, arch.eps)
     x = linear(w["cap_embedder"][1], x, arch.width)
     t = jnp.broadcast_to(jnp.arange(positions)[None], (n, positions))
     x = jnp.where((t < lengths[:, None])[..., None], x, _learned(w, arch, "cap_pad_token"))
     coordinates = jnp.stack([t + 1, jnp.zeros_like(t), jnp.zeros_like(t)], axis=-1)
-    return _sequence(arch, x, coordinates, filled_up(lengths)[:, None])
-
-
-def _sequence(arch: ZImageArchitecture, x: jax.Array, coordinates: jax.Array, seen: jax.Array) -> _Sequence:
-    """coordinates [n, positions, 3]; `seen` [n, 1] of the positions count."""
-    each = []
-    for axis, dims in enumerate(arch.axes):
-        frequencies = np.asarray(arch.theta ** -(np.arange(0, dims, 2) / dims), np.float32)
-        each.append(coordinates[..., axis, None].astype(jnp.float32) * frequencies)
-    angles = jnp.concatenate(each, axis=-1)[:, :, None].repeat(2, axis=-1)
-    return _Sequence(x, jnp.cos(angles), jnp.sin(angles), jnp.arange(x.shape[1])[None] < seen)
+    return placed(x, coordinates, arch.axes, arch.theta, filled_up(lengths)[:, None])
 
 
 def _learned(w: NamedWeights, arch: ZImageArchitecture, name: str) -> jax.Array:
@@ -181,8 +161,8 @@ def _learned(w: NamedWeights, arch: ZImageArchitecture, name: str) -> jax.Array:
 
 
 def _layer(
-    w: NamedWeights, arch: ZImageArchitecture, tokens: _Sequence, attention: str, time: jax.Array | None = None
-) -> _Sequence:
+    w: NamedWeights, arch: ZImageArchitecture, tokens: PlacedTokens, attention: str, time: jax.Array | None = None
+) -> PlacedTokens:
     """Attention and a gated feed forward, each between two norms; scaled and gated by the time, where it is given."""
     x, width = tokens.x, arch.width
     scales: tuple[jax.Array | float, ...] = (1.0, 1.0, 1.0, 1.0)
@@ -201,27 +181,14 @@ def _layer(
     return tokens._replace(x=x)
 
 
-def _attention(w: NamedWeights, arch: ZImageArchitecture, tokens: _Sequence, attention: str) -> jax.Array:
+def _attention(w: NamedWeights, arch: ZImageArchitecture, tokens: PlacedTokens, attention: str) -> jax.Array:
     q, k, v = (linear(w[name], tokens.x, arch.width, bias=False) for name in ("to_q", "to_k", "to_v"))
     q, k = (_turned(w[name], arch, x, tokens) for name, x in (("norm_q", q), ("norm_k", k)))
     y = attend(q, k, v, arch.heads, attention, seen=tokens.seen)
     return linear(w["to_out"][0], y, arch.width, bias=False)
 
 
-def _turned(w: NamedWeights, arch: ZImageArchitecture, x: jax.Array, tokens: _Sequence) -> jax.Array:
-    """Each head normed, and its pairs of neighbouring numbers turned by the token's place.
-
-    A neighbour is fetched by turning the whole axis: to take every second number would cross a TPU's lanes.
-    """
-    heads = rms_norm(w, x.reshape(*x.shape[:2], arch.heads, -1), HEAD_EPS).astype(jnp.float32)
-    even = jnp.arange(heads.shape[-1]) % 2 == 0
-    other = jnp.where(even, -jnp.roll(heads, -1, axis=-1), jnp.roll(heads, 1, axis=-1))
-    return (heads * tokens.cos + other * tokens.sin).reshape(x.shape).astype(x.dtype)
-
-
-def _centred(x: jax.Array) -> jax.Array:
-    """LayerNorm without weights."""
-    h = x.astype(jnp.float32)
-    mean = h.mean(-1, keepdims=True)
-    h = h - mean
-    return (h * jax.lax.rsqrt((h * h).mean(-1, keepdims=True) + LAST_EPS)).astype(x.dtype)
+def _turned(w: NamedWeights, arch: ZImageArchitecture, x: jax.Array, tokens: PlacedTokens) -> jax.Array:
+    """Each head normed, and turned by its token's place."""
+    heads = rms_norm(w, x.reshape(*x.shape[:2], arch.heads, -1), HEAD_EPS)
+    return turned(heads, tokens).reshape(x.shape).astype(x.dtype)

@@ -1,0 +1,1 @@
+"""Diffusion transformers: networks over sequences of patches and of a prompt's positions, as functions of weights."""
