@@ -93,12 +93,16 @@ class Deployed:
     def wait_until_ready(self) -> None:
         self._until("the service is Ready", self.is_ready)
 
-    def running_replicas(self, application: str) -> int:
-        """As Serve on the head says; 0 where it cannot be asked. Routers do not count."""
+    def application(self, name: str) -> Object:
+        """What Serve on the head says of it; empty where it cannot be asked."""
         ask = ("exec", self.head, "-c", "ray-head", "--", "serve", "status")
         said = self.cluster.kubectl("-n", self.namespace, *ask, check=False)
         status = yaml.safe_load(said.stdout) if said.returncode == 0 else {}
-        deployments = (status or {}).get("applications", {}).get(application, {}).get("deployments", {})
+        return (status or {}).get("applications", {}).get(name) or {}
+
+    def running_replicas(self, application: str) -> int:
+        """0 where Serve cannot be asked. Routers do not count."""
+        deployments = self.application(application).get("deployments", {})
         models = (each for name, each in deployments.items() if name != "LLMRouter")
         return sum(each.get("replica_states", {}).get("RUNNING", 0) for each in models)
 
