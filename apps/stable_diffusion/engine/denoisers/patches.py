@@ -9,18 +9,17 @@ import numpy as np
 
 from apps.stable_diffusion.engine.denoisers.interface import Array, Shape
 from apps.stable_diffusion.engine.request import Size
+from apps.stable_diffusion.engine.transformers.tokens import PATCH
+from apps.stable_diffusion.engine.transformers.z_image import MULTIPLE
 
-PATCH = 2
 ALIKE = 0.75
 """Sizes whose patches are at least so large a part of a larger size's share its program, and its batch."""
-MULTIPLE = 32
-"""Lengths of arrays are multiples of this."""
 LONG, LONG_MULTIPLE = 1024, 128
 """From so many patches on they are filled up to a multiple that the attention kernel takes."""
 
 
 def lengths_of(sizes: Sequence[Size], side: int) -> tuple[int, ...]:
-    """Patches of each group, ascending: as few groups as `ALIKE` allows.
+    """Patches of each group, ascending: as few groups as `ALIKE` allows, with room for Z-Image's learned tokens.
 
     Args:
         side: pixels of a patch's side.

@@ -7,10 +7,11 @@ from typing import Any
 import jax
 
 from apps.stable_diffusion.engine.conditioning.interface import EncodedPrompt
-from apps.stable_diffusion.engine.denoisers.patches import PATCH, PatchDenoiser, lengths_of
+from apps.stable_diffusion.engine.denoisers.patches import PatchDenoiser, lengths_of
 from apps.stable_diffusion.engine.model.weights import NamedWeights
 from apps.stable_diffusion.engine.request import Size
 from apps.stable_diffusion.engine.transformers import z_image
+from apps.stable_diffusion.engine.transformers.tokens import PATCH
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ class PipelineKind:
     flow: bool = False
     """Whether noise levels are those of flow matching, and texts those of a language model."""
     from_images: bool = True
-    """Whether a picture may begin with an image."""
+    """Whether a picture may begin with an image, or with a picture that is enlarged in between."""
 
     @property
     def components(self) -> tuple[str, ...]:

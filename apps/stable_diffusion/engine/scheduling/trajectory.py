@@ -122,6 +122,8 @@ class Planner:
             )
         if request.image is not None and not self.from_images:
             raise RequestError("image", "this model makes pictures of prompts alone: leave the image out")
+        if request.second_pass is not None and not self.from_images:
+            raise RequestError("second_pass", "this model's pictures have one pass: leave the second one out")
         strength = None if request.image is None and request.latents is None else request.strength
         inpaint = request.mask is not None
         shape = request.height // self.reduction, request.width // self.reduction, self.channels

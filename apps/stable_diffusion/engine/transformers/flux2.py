@@ -18,10 +18,9 @@ from apps.stable_diffusion.engine.model.attention import attend
 from apps.stable_diffusion.engine.model.checkpoint import needed, refuse_others
 from apps.stable_diffusion.engine.model.layers import linear, rms_norm, sinusoids
 from apps.stable_diffusion.engine.model.weights import NamedWeights
-from apps.stable_diffusion.engine.transformers.tokens import PlacedTokens, centred, joined, placed, turned
+from apps.stable_diffusion.engine.transformers.tokens import PATCH, PlacedTokens, centred, joined, placed, turned
 
 ALLOWED: dict[str, tuple[Any, ...]] = {"guidance_embeds": (False,), "patch_size": (1,), "out_channels": (None,)}
-PATCH = 2
 TIME_SCALE = 1000
 
 

@@ -7,6 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+PATCH = 2
+"""Latents of a patch's side."""
+
 
 class PlacedTokens(NamedTuple):
     """Tokens [n, positions, width], with what attention needs to know of them."""

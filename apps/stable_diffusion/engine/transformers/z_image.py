@@ -30,7 +30,6 @@ ALLOWED: dict[str, tuple[Any, ...]] = {
     "qk_norm": (True,),
     "siglip_feat_dim": (None,),
 }
-PATCH = 2
 
 
 @dataclass(frozen=True)

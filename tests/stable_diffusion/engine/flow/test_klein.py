@@ -1,5 +1,6 @@
 """Whole pictures of FLUX.2 klein against diffusers' pipeline, for the same seeds."""
 
+import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from apps.arrays.model_folder import CheckpointError
 from apps.serving.errors import RequestError
 from apps.stable_diffusion.engine.backends.jax_backend import JaxBackend
 from apps.stable_diffusion.engine.loras.room import LoraRoom
-from apps.stable_diffusion.engine.request import LoraUse, PictureRequest, Size
+from apps.stable_diffusion.engine.request import LoraUse, PictureRequest, SecondPass, Size
 from apps.stable_diffusion.engine.scheduling.flow import klein_shift
 from tests.stable_diffusion.engine.flow import tiny_transformers
 from tests.stable_diffusion.engine.flow.conftest import SIZES
@@ -176,8 +177,6 @@ def test_a_batch_of_three_loras(klein: Path, tmp_path: Path, compile_cache: str)
 def test_what_is_not_served_is_refused(
     klein: Path, tmp_path: Path, file: str, changes: dict[str, Any], complaint: str
 ) -> None:
-    import shutil
-
     model = shutil.copytree(klein, tmp_path / "model")
     change(model / file, **changes)
     with pytest.raises(CheckpointError, match=complaint):
@@ -187,3 +186,5 @@ def test_what_is_not_served_is_refused(
 def test_an_image_is_refused(drawn: JaxBackend) -> None:
     with pytest.raises(RequestError, match="this model makes pictures of prompts alone"):
         drawn.start(ask(image=image((32, 32)), strength=0.5))
+    with pytest.raises(RequestError, match="this model's pictures have one pass"):
+        drawn.start(ask(SIZES[3], second_pass=SecondPass(32, 32)))

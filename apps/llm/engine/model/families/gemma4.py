@@ -47,9 +47,10 @@ def layers(config: Mapping[str, Any], alike: Sequence[LayerSpec], mlp: Mlp) -> t
     wide = replace(mlp, width=mlp.width * (2 if config.get("use_double_wide_mlp") else 1))
 
     def made(layer: int, spec: LayerSpec) -> LayerSpec:
-        heads = full if spec.attention is not None and spec.attention.window is None else {}
+        whole = spec.attention is not None and spec.attention.window is None
+        heads = full if whole else {}
         return replace(
-            spec.attending(both_ways=sees and not heads, **heads | ({} if layer < own_keys else {"kv_projections": 0})),
+            spec.attending(both_ways=sees and not whole, **heads | ({} if layer < own_keys else {"kv_projections": 0})),
             feed_forward=_feed_forward(spec, mlp if layer < own_keys else wide),
             inputs=LayerInput(width, mlp.activation, config.get("pad_token_id") or 0) if width else None,
             scalar=True,
