@@ -105,6 +105,7 @@ GEMMA4_UNIFIED: Fields = GEMMA4 | {
     "max_position_embeddings": 262_144,
     "sliding_window": 1024,
     "hidden_size_per_layer_input": 0,
+    "use_bidirectional_attention": "vision",
 }
 QWEN35: Fields = {
     "vocab_size": 248_320,
