@@ -89,12 +89,15 @@ PROCESSOR: dict[str, Any] = {
     "image_mean": [0.5, 0.4, 0.3],
     "image_std": [0.5, 0.25, 0.3],
 }
-GEMMAS4 = "gemma4", "gemma4_e"
+GEMMAS4, QWENS3 = ("gemma4", "gemma4_e"), ("qwen3_vl", "qwen3_vl_long", "qwen3_vl_moe")
 SLIDING, FULL = "sliding_attention", "full_attention"
 MOE = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5": ("Qwen3_5", QWEN35),
     "qwen3_5_moe": ("Qwen3_5Moe", QWEN35 | MOE),
+    "qwen3_vl": ("Qwen3VL", {"head_dim": 16}),
+    "qwen3_vl_long": ("Qwen3VL", {"head_dim": 16}),  # as its card stretches it
+    "qwen3_vl_moe": ("Qwen3VLMoe", {"head_dim": 16} | MOE | {"moe_intermediate_size": 24}),
     "qwen2_5_vl": ("Qwen2_5_VL", {"max_window_layers": 9}),
     "mistral3": ("Mistral3", {"model_type": "mistral", "head_dim": 16, "sliding_window": None}),
     # A window narrower than an image.
@@ -113,8 +116,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def make(family: str, seed: int = 0) -> transformers.PreTrainedModel:
-    """A float32 model in which every weight matters."""
+def _config(family: str) -> transformers.PreTrainedConfig:
     kind, text = FAMILIES[family]
     rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75, "mrope_section": [4, 4, 4]}
     if family == "mistral3":
@@ -134,15 +136,25 @@ def make(family: str, seed: int = 0) -> transformers.PreTrainedModel:
         marks = {"video_token_id": VIDEO, "vision_start_token_id": BEGIN, "vision_end_token_id": END}
         windows = {"window_size": 16, "fullatt_block_indexes": [1], "hidden_act": "silu"}
         vision = VISION | (windows if family == "qwen2_5_vl" else {})
+        if family in QWENS3:  # as its 4B's: three of its blocks
+            rope |= {"mrope_section": [3, 3, 2], "partial_rotary_factor": 1.0}
+            vision |= {"depth": 4, "deepstack_visual_indexes": [0, 2, 3]}
+        if family == "qwen3_vl_long":
+            rope |= {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
         more = {"vision_config": vision, "image_token_id": IMAGE, **marks}
-    config = getattr(transformers, f"{kind}Config")(text_config=SIZES | text, **more)
+    return getattr(transformers, f"{kind}Config")(text_config=SIZES | text, **more)
+
+
+def make(family: str, seed: int = 0) -> transformers.PreTrainedModel:
+    """A float32 model in which every weight matters."""
+    config = _config(family)
     config._attn_implementation = "eager"
     model = transformers.AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
     random = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             noise = torch.randn(weight.shape, generator=random)
-            plain = family in ("mistral3", "qwen2_5_vl", *GEMMAS4) or any(
+            plain = family in ("mistral3", "qwen2_5_vl", *GEMMAS4, *QWENS3) or any(
                 each in name for each in (".visual.", "vision_tower.", "linear_attn")
             )
             if name.endswith(("norm.weight", "norm1.weight", "norm2.weight", "ln_pre.weight", "ln_q.weight")):

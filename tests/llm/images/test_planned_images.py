@@ -50,6 +50,11 @@ def test_the_known_towers_are_those_of_transformers() -> None:
     text = {"hidden_size": 5120}
     found = tower_of({"model_type": "qwen3_5", "vision_config": vision, "text_config": text}, {})
     assert known.TOWERS[MODEL] == found == architectures.find(config()).arch.tower
+    qwen = "Qwen/Qwen3-VL-8B-Instruct"
+    vision = transformers.Qwen3VLConfig().vision_config.to_dict() | {"out_hidden_size": 4096}
+    text = {"hidden_size": 4096}
+    found = tower_of({"model_type": "qwen3_vl", "vision_config": vision, "text_config": text}, {})
+    assert known.TOWERS["Qwen/Qwen3-VL-8B"] == found == architectures.find(config(model=qwen)).arch.tower
     mistral = "mistralai/Mistral-Small-3.1-24B-Base-2503"
     found = tower_of(transformers.Mistral3Config().to_dict(), {})
     assert known.TOWERS[mistral] == found == architectures.find(config(model=mistral)).arch.tower

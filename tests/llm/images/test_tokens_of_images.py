@@ -73,6 +73,9 @@ def models() -> Callable[[str], Any]:
     [
         "qwen3_5",
         pytest.param("qwen3_5_moe", marks=pytest.mark.slow),
+        "qwen3_vl",
+        "qwen3_vl_long",
+        "qwen3_vl_moe",
         "qwen2_5_vl",
         "mistral3",
         "gemma3",
@@ -97,7 +100,10 @@ def test_alone_and_in_company(load_seeing: Load, models: Callable[[str], Any], f
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["qwen3_5", "qwen2_5_vl", "mistral3", "gemma3", "gemma4", "gemma4_e"])
+@pytest.mark.parametrize(
+    "family",
+    ["qwen3_5", "qwen3_vl", "qwen3_vl_long", "qwen3_vl_moe", "qwen2_5_vl", "mistral3", "gemma3", "gemma4", "gemma4_e"],
+)
 def test_how_likely_tokens_are(load_seeing: Load, models: Callable[[str], Any], family: str) -> None:
     engine = load_seeing(family, prefix_cache=False)
     for asked in (replace(asked, family=family) for asked in ASKED.values()):

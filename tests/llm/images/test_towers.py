@@ -1,12 +1,14 @@
 """What a config.json says of a tower and of positions, in the forms that files have it."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import transformers
+from safetensors.torch import load_file, save_file
 
 from apps.llm.api import RequestError
 from apps.llm.engine.model.families.hugging_face import from_hf_config
@@ -18,6 +20,7 @@ from apps.llm.engine.weights.checkpoint import Checkpoint, _canonical_name
 from apps.llm.text import Engine, EngineConfig
 from apps.llm.text.images.reader import SeenTokens
 from tests.llm.engine import tiny_models
+from tests.llm.engine.asking import ask, ids
 from tests.llm.images import seeing_models
 from tests.llm.images.conftest import SEES
 
@@ -45,7 +48,7 @@ def test_fields_beside_the_tower_are_the_decoders() -> None:
     assert tower_of(HUB, {}).window == 8
 
 
-@pytest.mark.parametrize("family", ["qwen3_5", "qwen2_5_vl"])
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_vl", "qwen2_5_vl"])
 def test_axes_are_those_of_transformers(family: str) -> None:
     """Which pairs turn with time, row and column: shown by its own rotary embedding, with one of them at a time."""
     import torch
@@ -69,10 +72,15 @@ def test_axes_are_those_of_transformers(family: str) -> None:
         ({"num_position_embeddings": 37}, "37 is no square"),
         ({"out_hidden_size": 63}, "out_hidden_size 63 is not the decoder's 64"),
         ({"patch_size": 0}, "patch_size must be a positive number"),
+        (
+            {"deepstack_visual_indexes": [0, 4]},
+            r"indexes \[0, 4\] are not ascending numbers of 4 layers",
+        ),
+        ({"deepstack_visual_indexes": [2, 0]}, r"indexes \[2, 0\] are not ascending"),
     ],
 )
 def test_towers_that_are_not_supported(changes: dict[str, Any], said: str) -> None:
-    config = seeing_models.make("qwen3_5").config.to_dict()
+    config = seeing_models.make("qwen3_vl").config.to_dict()
     assert isinstance(tower_of(config, {}), QwenVision)
     with pytest.raises(UnsupportedModel, match=said):
         tower_of(config | {"vision_config": config["vision_config"] | changes}, {})
@@ -154,6 +162,21 @@ def test_what_a_processors_file_leaves_out_is_transformers_default(family: str) 
     own = {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.1, 0.2, 0.3], "rescale_factor": 0.5, "do_normalize": True}
     given = tower_of(config, own)
     assert given is not None and given.pixels.mean == (0.5, 0.4, 0.3) and given.pixels.factor == 0.5
+
+
+def test_experts_as_the_hubs_files_have_them(seeing: Callable[[str], Path], load: Any, tmp_path: Path) -> None:
+    """Qwen3-VL's there are transposed, and transformers turns them when it reads them: it is the oracle."""
+    shutil.copytree(seeing("qwen3_vl_moe"), tmp_path, dirs_exist_ok=True)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    turned = {name: tensor.transpose(1, 2).contiguous() for name, tensor in tensors.items() if ".experts." in name}
+    assert len(turned) == 2 * tiny_models.LAYERS
+    save_file(tensors | turned, file, {"format": "pt"})
+    model = transformers.AutoModelForImageTextToText.from_pretrained(tmp_path)
+    prompt = list(range(5, 25))
+    expected = seeing_models.greedy(model, [], prompt, 10)
+    assert expected == seeing_models.greedy(seeing_models.make("qwen3_vl_moe"), [], prompt, 10)
+    assert ids(ask(load(model=str(tmp_path)), prompt, max_tokens=10, min_tokens=10, temperature=0.0)) == expected
 
 
 def test_a_model_without_a_tower_is_refused(llama: Path, seeing: Callable[[str], Path]) -> None:

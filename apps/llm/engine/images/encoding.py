@@ -136,11 +136,11 @@ class EncodingSizes:
         spec, patches = self.tower, self.most * self.tower.patches_a_token
         scores = 2 * spec.heads * min(patches, QUERIES) * patches * 4
         widest = max(3 * spec.width, spec.mlp_width, spec.bytes_a_patch)
-        return self.rows * spec.out * itemsize + scores + 3 * patches * widest * 4
+        return self.rows * spec.features * itemsize + scores + 3 * patches * widest * 4
 
     def kept(self, dtype: jnp.dtype, sharding: NamedSharding) -> Any:
-        """The form of the array that keeps the images' tokens: `[rows, hidden]`, whole on each device."""
-        return jax.ShapeDtypeStruct((self.rows, self.tower.out), dtype, sharding=sharding)
+        """The form of the array that keeps the images' tokens: `[rows, features]`, whole on each device."""
+        return jax.ShapeDtypeStruct((self.rows, self.tower.features), dtype, sharding=sharding)
 
     def listed(self, weights: Params, kept: Any) -> Iterator[ProgramSpec]:
         """`("images",)`, which makes what keeps them, and `("encode", tokens)` for each size."""

@@ -70,7 +70,7 @@ class Decoder:
             states: each layer's; None where it has none of its own.
             scales: of states in int8, like them.
             observe: when given, what each layer's mixer observed is appended (calibration).
-            images: `[rows, hidden]`, the encoded ones that the batch's `image_rows` are of.
+            images: `[rows, features]`, the encoded ones that the batch's `image_rows` are of.
             outputs: when given, its keys are numbers of layers, from 1, whose output is put there, like the last's.
         """
         step = StepContext.of(self.machine, batch, params["layers"])
@@ -87,6 +87,8 @@ class Decoder:
         for i, (spec, mixer, own) in enumerate(zip(self.arch.layers, self.mixers, self.arch.cache_of)):
             given = _LayerInputs(mixer.shared(step), scales and scales[own], extras[i])
             x, states[own], seen = run_layer(x, params["layers"][i], states[own], given, spec)
+            if images is not None and step.batch.image_rows is not None and images.shape[1] > x.shape[1] * (i + 1):
+                x = x + self._seen(images, step.batch.image_rows, i + 1, jnp.zeros_like(x))
             if observe is not None:
                 observe.append(seen)
             if outputs is not None and i + 1 in outputs:
@@ -128,12 +130,22 @@ class Decoder:
             # The factor is rounded to the model's type first, as in the reference.
             x = x * jnp.asarray(arch.hidden_size**0.5, self.dtype)
         if images is not None and step.batch.image_rows is not None:
-            row = step.batch.image_rows[:, None]
-            x = jnp.where(row > 0, images[jnp.maximum(row[:, 0] - 1, 0)].astype(x.dtype), x)
+            x = self._seen(images, step.batch.image_rows, 0, x)
         if arch.sinusoids:
             cos, sin = angles(step.batch, self.page_size, sinusoid_frequencies(arch.hidden_size))
             x = x + jnp.concatenate([sin, cos], axis=-1).astype(self.dtype)
         return x
+
+    def _seen(self, images: jax.Array, row: jax.Array, part: int, others: jax.Array) -> jax.Array:
+        """What a layer gets of the tokens that stand for an image's, and of others what they have, `[T, hidden]`.
+
+        Args:
+            row: `[T]`, of an encoded image's token, from 1.
+            part: of a row: 0 is in place of an embedding, 1 for the first layer's output, and so on.
+        """
+        first = part * self.arch.hidden_size
+        seen = images[jnp.maximum(row - 1, 0), first : first + self.arch.hidden_size]
+        return jnp.where(row[:, None] > 0, seen.astype(others.dtype), others)
 
     def _layer_embeddings(
         self, params: Params, tokens: jax.Array, x: jax.Array, step: StepContext, sees: bool

@@ -172,14 +172,18 @@ def _gemma4(scaling: Mapping[str, Any]) -> Rope:
 
 
 def _rope(scaling: Mapping[str, Any], config: Mapping[str, Any]) -> Rope:
+    sections, in_turns = tuple(scaling.get("mrope_section") or ()), bool(scaling.get("mrope_interleaved"))
+    return replace(_of_kind(scaling, config), sections=sections, in_turns=in_turns)
+
+
+def _of_kind(scaling: Mapping[str, Any], config: Mapping[str, Any]) -> Rope:
     kind, theta = scaling.get("rope_type") or scaling.get("type") or "default", scaling.get("rope_theta") or 1e4
     if config.get("model_type") == "phi3" and kind in ("su", "yarn"):
         kind = "longrope"  # as the first files of Phi-3 call it
     part = scaling.get("partial_rotary_factor") or 1.0
     try:
         if kind in ("default", "mrope"):
-            sections = tuple(scaling.get("mrope_section") or ())
-            return Rope(theta=theta, part=part, sections=sections, in_turns=bool(scaling.get("mrope_interleaved")))
+            return Rope(theta=theta, part=part)
         if kind == "linear":
             return Rope(theta=theta, kind="linear", part=part, factor=scaling["factor"])
         if kind == "dynamic":

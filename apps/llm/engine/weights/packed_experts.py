@@ -8,9 +8,11 @@ gpt-oss has its experts so, with `gate` in the even and `up` in the odd rows of 
 - the biases as `experts.gate_up_proj_bias` `[experts, 2 * width]`.
 
 Without biases they are as in memory (Qwen3.5's): `experts.gate_up_proj` `[experts, 2 * width, hidden]`, the gate's rows
-before the up's, and `experts.down_proj` `[experts, hidden, width]`.
+before the up's, and `experts.down_proj` `[experts, hidden, width]`; or both transposed (Qwen3-VL's), which their shapes
+say. As in transformers, matrices of equal sides are as in memory.
 
-Sources: transformers' GptOssExperts and Qwen3_5MoeExperts; MXFP4 is of the OCP Microscaling Formats specification 1.0.
+Sources: transformers' GptOssExperts, Qwen3_5MoeExperts and its conversion of qwen3_vl_moe; MXFP4 is of the OCP
+Microscaling Formats specification 1.0.
 """
 
 import re
@@ -64,7 +66,9 @@ def read(checkpoint: Tensors, name: str, shape: tuple[int, ...], rows: slice) ->
         return stored("_bias", height)[own] if f"{base}_bias" in checkpoint.tensors else None
     if base in checkpoint.tensors and f"{base}_bias" not in checkpoint.tensors:
         before = shape[0] if matrix == "up" else 0
-        return stored("", height, shape[1])[before + first : before + last]
+        transposed = checkpoint.tensors[base].shape[1:] == (shape[1], height) and height != shape[1]
+        own_matrix = stored("", shape[1], height).T if transposed else stored("", height, shape[1])
+        return own_matrix[before + first : before + last]
     if base in checkpoint.tensors:
         return stored("", shape[1], height).T[own]
     if f"{base}_blocks" not in checkpoint.tensors:

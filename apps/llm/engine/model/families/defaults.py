@@ -185,6 +185,13 @@ DEFAULTS: Mapping[str, Fields] = {
         "eos_token_id": 151_645,
         "rope_theta": 1e6,
     },
+    "qwen3_vl_text": QWEN2 | {"head_dim": 128, "max_position_embeddings": 128_000, "rope_theta": 500_000.0},
+    "qwen3_vl_moe_text": QWEN2_MOE
+    | {
+        "max_position_embeddings": 128_000,
+        "num_experts_per_tok": 4,
+        "rope_theta": 500_000.0,
+    },
     "qwen3_5_text": QWEN35,
     "qwen3_next": QWEN35
     | {

@@ -1,8 +1,8 @@
 """Reads the architecture of a checkpoint's decoder from its Hugging Face config.json.
 
 Sources: the config classes and modeling files of transformers for llama, mistral, mixtral, phi3, qwen2, qwen2_moe,
-qwen3, qwen3_moe, gemma, gemma2, gemma3 and gpt_oss; `gemma4`, `muse_glimmer` and `qwen3_5` describe theirs, `defaults`
-what a file leaves out.
+qwen3, qwen3_moe, qwen3_vl, qwen3_vl_moe, gemma, gemma2, gemma3 and gpt_oss; `gemma4`, `muse_glimmer` and `qwen3_5`
+describe theirs, `defaults` what a file leaves out.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ FAMILIES = (
     *("llama", "mistral", "mixtral", "mistral3", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
     *("gemma", "gemma2", "gemma3", "gemma3_text", "gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"),
     *("gpt_oss", "muse_glimmer", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
-    *("qwen3_next", "qwen2_5_vl"),
+    *("qwen3_next", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),
 )
 WITH_TOWER = {
     "gemma3": "gemma3_text",
@@ -28,11 +28,15 @@ WITH_TOWER = {
     "mistral3": "mistral",
     "muse_glimmer": "muse_glimmer_text",
     "qwen2_5_vl": "qwen2_5_vl_text",
+    "qwen3_vl": "qwen3_vl_text",
+    "qwen3_vl_moe": "qwen3_vl_moe_text",
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
 }
 """Families with towers for other media, which are not loaded, and their decoder's where its config does not say it."""
-TIED = {"muse_glimmer": None, "qwen3_5": False, "qwen3_5_moe": False, "qwen2_5_vl": False}
+TIED = {"muse_glimmer": None} | dict.fromkeys(
+    ("qwen3_5", "qwen3_5_moe", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"), False
+)
 """Whether the head of such a family is tied to the embeddings where its config does not say it; others': yes."""
 DESCRIBED: Mapping[str, Callable[..., Architecture]] = {
     "muse_glimmer": muse_glimmer.described,
@@ -87,6 +91,8 @@ def _from_hf_config(config: Mapping[str, Any], generation: Mapping[str, Any] | N
         config, family = muse_glimmer.completed(config), "muse_glimmer"
     if family == "qwen2_5_vl_text":
         family = "qwen2"
+    if family.startswith("qwen3_vl"):
+        config, family = _in_turns(config), family.removesuffix("_text").replace("_vl", "")
     if family.startswith(LINEAR):
         config, family = qwen3_5.completed(config), family.removesuffix("_text")
 
@@ -202,6 +208,13 @@ def _decoder_of(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
     if inner not in defaults.DEFAULTS:
         raise UnsupportedModel(f"config.json: text_config.model_type {inner!r} is not supported")
     return text, inner
+
+
+def _in_turns(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Qwen3-VL's, with what its files may leave out or say otherwise: transformers does not ask them."""
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    rope = {"mrope_section": (24, 20, 20)} | rope | {"mrope_interleaved": True}
+    return {**config, "rope_scaling": rope, "norm_topk_prob": True}
 
 
 def _layers_of_experts(config: Mapping[str, Any], family: str, need: Need) -> tuple[bool, ...]:

@@ -1,7 +1,7 @@
 """Reads a vision tower from a checkpoint's config.json, and how images become its input from its preprocessor's.
 
-Sources: Qwen3_5VisionConfig, Qwen2_5_VLVisionConfig, PixtralVisionConfig, Mistral3Config, SiglipVisionConfig,
-Gemma3Config, Gemma4VisionConfig and their image processors in transformers.
+Sources: Qwen3_5VisionConfig, Qwen3VLVisionConfig, Qwen2_5_VLVisionConfig, PixtralVisionConfig, Mistral3Config,
+SiglipVisionConfig, Gemma3Config, Gemma4VisionConfig and their image processors in transformers.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,7 +18,8 @@ from apps.llm.engine.model.towers.spec import (
     WindowedVision,
 )
 
-SEEING = "qwen3_5", "qwen3_5_moe", "qwen2_5_vl", "mistral3", "gemma3", "gemma4"
+QWEN3_VL = "qwen3_vl", "qwen3_vl_moe"
+SEEING = "qwen3_5", "qwen3_5_moe", *QWEN3_VL, "qwen2_5_vl", "mistral3", "gemma3", "gemma4"
 """Families whose towers are known."""
 CLIP, SIGLIP = Pixels(), Pixels(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
 PLAIN = Pixels(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
@@ -59,8 +60,14 @@ def _qwen(config: Mapping[str, Any], vision: Mapping[str, Any], processor: Mappi
     grid = need("num_position_embeddings", 2304)
     if (side := round(grid**0.5)) ** 2 != grid:
         raise UnsupportedModel(f"config.json: vision_config.num_position_embeddings {grid} is no square")
+    layers = need("depth", 27)
+    seen_after = vision.get("deepstack_visual_indexes", (8, 16, 24)) if config["model_type"] in QWEN3_VL else ()
+    if sorted(set(seen_after)) != list(seen_after) or not all(0 <= layer < layers for layer in seen_after):
+        said = f"vision_config.deepstack_visual_indexes {list(seen_after)}"
+        raise UnsupportedModel(f"config.json: {said} are not ascending numbers of {layers} layers")
     return QwenVision(
-        layers=need("depth", 27),
+        layers=layers,
+        seen_after=tuple(seen_after),
         mlp_width=need("intermediate_size", 4304),
         **_heads(need, 1152, "num_heads"),
         out=_out(config, need),

@@ -1,4 +1,4 @@
-"""Qwen3.5's vision tower. Source: Qwen3_5VisionModel in transformers."""
+"""Qwen3.5's vision tower, and Qwen3-VL's. Sources: Qwen3_5VisionModel and Qwen3VLVisionModel in transformers."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -40,15 +40,25 @@ class QwenTower:
         """All parameters, as a tree of Param."""
         spec = self.spec
         kernel, table = (spec.width, spec.channels, spec.frames, spec.patch, spec.patch), (spec.grid**2, spec.width)
-        merged = spec.width * spec.patches_a_token
         return {
             "patch": Param(kernel, (None,) * 5, tensor(f"{NAME}.patch_embed.proj.weight", *kernel)),
             "patch_bias": bias(f"{NAME}.patch_embed.proj.bias", spec.width),
             "positions": Param(table, (None, None), tensor(f"{NAME}.pos_embed.weight", *table)),
             "blocks": [self._block(f"{NAME}.blocks.{number}") for number in range(spec.layers)],
-            **stream_norm(NORM, "merger_norm", f"{NAME}.merger.norm", spec.width),
-            **linear("merger_in", f"{NAME}.merger.linear_fc1", merged, merged, "mlp", None),
-            **linear("merger_out", f"{NAME}.merger.linear_fc2", spec.out, merged, None, "mlp"),
+            "merger": self._merger(f"{NAME}.merger", spec.width),
+            "mergers": [
+                self._merger(f"{NAME}.deepstack_merger_list.{number}", spec.width * spec.patches_a_token)
+                for number in range(len(spec.seen_after))
+            ],
+        }
+
+    def _merger(self, name: str, normed: int) -> Params:
+        """What makes tokens of patches. Args: normed: numbers that are normed together."""
+        merged = self.spec.width * self.spec.patches_a_token
+        return {
+            **stream_norm(NORM, "norm", f"{name}.norm", normed),
+            **linear("in", f"{name}.linear_fc1", merged, merged, "mlp", None),
+            **linear("out", f"{name}.linear_fc2", self.spec.out, merged, None, "mlp"),
         }
 
     def _block(self, name: str) -> Params:
@@ -64,7 +74,7 @@ class QwenTower:
     # -- the tower ----------------------------------------------------------------------------------------------
 
     def apply(self, params: Params, patches: Patches) -> jax.Array:
-        """The images' tokens, `[N / patches a token, out]`: those of padding are of no use."""
+        """The images' tokens, `[N / patches a token, features]`: those of padding are of no use."""
         x = self._embedded(params, patches)
         angle = halves(patches, self.spec)
         rotary = jnp.cos(angle), jnp.sin(angle)
@@ -76,10 +86,19 @@ class QwenTower:
                 jax.nn.gelu(multiplied(_normed(x, own, "norm2"), own, "up"), approximate=True), own, "down"
             )
 
-        for own in params["blocks"]:
+        between = dict(zip(self.spec.seen_after, params["mergers"], strict=True))
+        seen = []
+        for number, own in enumerate(params["blocks"]):
             x = block(x, own)
-        x = _normed(x, params, "merger_norm").reshape(-1, self.spec.width * self.spec.patches_a_token)
-        return multiplied(jax.nn.gelu(multiplied(x, params, "merger_in"), approximate=False), params, "merger_out")
+            if number in between:
+                seen.append(self._merged(x, between[number], normed_last=True))
+        return jnp.concatenate([self._merged(x, params["merger"]), *seen], axis=-1)
+
+    def _merged(self, x: jax.Array, own: Params, normed_last: bool = False) -> jax.Array:
+        """Patches `[N, width]` -> `[N / patches a token, out]`."""
+        together = -1, self.spec.width * self.spec.patches_a_token
+        x = _normed(x.reshape(together), own, "norm") if normed_last else _normed(x, own, "norm").reshape(together)
+        return multiplied(jax.nn.gelu(multiplied(x, own, "in"), approximate=False), own, "out")
 
     def _embedded(self, params: Params, patches: Patches) -> jax.Array:
         x = numbers(patches, self.spec, self.dtype)

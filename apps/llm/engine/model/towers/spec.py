@@ -53,6 +53,11 @@ class Tower:
         return math.prod(self.every) if self.every else None
 
     @property
+    def features(self) -> int:
+        """Numbers that the decoder gets of a token, at all of its layers together."""
+        return self.out
+
+    @property
     def bytes_a_patch(self) -> int:
         """Of an image: one for each channel of each pixel."""
         return self.channels * self.patch * self.patch
@@ -91,9 +96,21 @@ class _OfFrames(Tower):
 
 @dataclass(frozen=True, kw_only=True)
 class QwenVision(_OfFrames):
-    """Qwen3.5's."""
+    """Qwen3.5's and Qwen3-VL's."""
 
     grid: int  # side of the grid of learned positions, which is stretched to an image's
+    seen_after: tuple[int, ...] = ()
+    """Blocks whose outputs the decoder gets, too: it adds the first one's to its own first layer's, and so on
+    (DeepStack, https://arxiv.org/abs/2406.04334)."""
+
+    @property
+    def features(self) -> int:
+        return self.out * (1 + len(self.seen_after))
+
+    @property
+    def _around(self) -> int:
+        merged = self.width * self.patches_a_token
+        return super()._around + len(self.seen_after) * merged * (merged + self.out)
 
 
 @dataclass(frozen=True, kw_only=True)

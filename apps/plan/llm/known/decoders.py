@@ -3,10 +3,7 @@
 The fields are those of each model's config.json on the Hugging Face hub, as far as the decoder asks for them.
 """
 
-from dataclasses import replace
 from typing import Any
-
-from apps.llm.engine.model.towers.spec import Gemma4Vision, Pixels, PixtralVision, QwenVision, SiglipVision, Tower
 
 Config = dict[str, Any]
 
@@ -99,6 +96,12 @@ QWEN35: Config = {
 }
 QWEN25 = {"model_type": "qwen2", "max_position_embeddings": 32768, "rope_theta": 1e6, "hidden_act": "silu"}
 QWEN3 = QWEN25 | {"model_type": "qwen3", "vocab_size": 151936, "max_position_embeddings": 40960, "head_dim": 128}
+QWEN3_VL = QWEN3 | {
+    "model_type": "qwen3_vl_text",
+    "max_position_embeddings": 262_144,
+    "rope_theta": 5e6,
+    "rope_scaling": {"rope_type": "default", "mrope_section": [24, 20, 20], "mrope_interleaved": True},
+}
 QWEN3_MOE = QWEN3 | {"model_type": "qwen3_moe", "num_experts_per_tok": 8, "norm_topk_prob": True}
 MIXTRAL = MISTRAL | {"model_type": "mixtral", "rope_theta": 1e6, "num_local_experts": 8}
 
@@ -114,6 +117,12 @@ def _sized(
         "num_key_value_heads": kv,
     }
     return base | sizes | more
+
+
+def _with_tower(text: dict[str, Any]) -> dict[str, Any]:
+    """As files have it whose decoder stands beside a tower."""
+    family = text["model_type"].removesuffix("_text")
+    return {"model_type": family, "text_config": text, "tie_word_embeddings": text.get("tie_word_embeddings", False)}
 
 
 _B8, _B70 = (32, 4096, 14336, 32, 8), (80, 8192, 28672, 64, 8)
@@ -205,6 +214,8 @@ MODELS: dict[str, Config] = {
     "Qwen/Qwen3.5-35B-A3B": QWEN35
     | {"model_type": "qwen3_5_moe_text", "num_hidden_layers": 40, "hidden_size": 2048}
     | {"num_attention_heads": 16, "num_key_value_heads": 2, "moe_intermediate_size": 512, "num_experts": 256},
+    "Qwen/Qwen3-VL-4B": _with_tower(_sized(QWEN3_VL, 36, 2560, 9728, 32, 8, tie_word_embeddings=True)),
+    "Qwen/Qwen3-VL-8B": _with_tower(_sized(QWEN3_VL, 36, 4096, 12288, 32, 8)),
     "Qwen/Qwen3-30B-A3B": _sized(QWEN3_MOE, 48, 2048, 6144, 32, 4, num_experts=128, moe_intermediate_size=768),
     "Qwen/Qwen3-235B-A22B": _sized(QWEN3_MOE, 94, 4096, 12288, 64, 4, num_experts=128, moe_intermediate_size=1536),
     "Qwen/Qwen3-Coder-480B-A35B": _sized(
@@ -212,80 +223,3 @@ MODELS: dict[str, Config] = {
     ),
 }
 """Base models by their hub id. Their tuned siblings have the same sizes."""
-
-_SIGLIP = SiglipVision(
-    layers=27,
-    width=1152,
-    mlp_width=4304,
-    heads=16,
-    out=0,
-    patch=14,
-    merge=4,
-    side=64,
-    eps=1e-6,
-    pixels=Pixels(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)),
-)
-_GEMMA4_SMALL = Gemma4Vision(
-    layers=16,
-    width=768,
-    mlp_width=3072,
-    heads=12,
-    out=0,
-    patch=16,
-    merge=3,
-    theta=100.0,
-    largest=280,
-    positions=10240,
-    eps=1e-6,
-    standardized=False,
-    clipped=True,
-    pixels=Pixels(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)),
-)
-_GEMMA4_LARGE = replace(
-    _GEMMA4_SMALL, layers=27, width=1152, mlp_width=4304, heads=16, standardized=True, clipped=False
-)
-TOWERS: dict[str, Tower] = {
-    **{
-        f"google/gemma-4-{size}": replace(tower, out=MODELS[f"google/gemma-4-{size}"]["hidden_size"])
-        for tower, sizes in ((_GEMMA4_SMALL, ("E2B", "E4B")), (_GEMMA4_LARGE, ("26B-A4B", "31B")))
-        for size in sizes
-    },
-    **{
-        f"google/gemma-3-{size}": replace(_SIGLIP, out=MODELS[f"google/gemma-3-{size}"]["hidden_size"])
-        for size in ("4b", "12b", "27b")
-    },
-    "Qwen/Qwen3.5-27B": QwenVision(
-        layers=27, width=1152, mlp_width=4304, heads=16, out=5120, patch=16, frames=2, merge=2, grid=48
-    ),
-    "mistralai/Mistral-Small-3.1-24B-Base-2503": PixtralVision(
-        layers=24,
-        width=1024,
-        mlp_width=4096,
-        heads=16,
-        out=5120,
-        patch=14,
-        merge=2,
-        activation="gelu",
-        eps=1e-5,
-        bias=False,
-    ),
-}
-"""Vision towers of some of them. Sources: the defaults of Qwen3_5VisionConfig and Mistral3Config in transformers, and
-its convert_gemma3_weights.py and convert_gemma4_weights.py."""
-
-_SUFFIXES = ("-instruct", "-it", "-chat", "-base", "-hf")
-
-
-def _plain(name: str) -> str:
-    name = name.rstrip("/").rsplit("/", 1)[-1].lower().removeprefix("meta-").replace("-chat-hf", "-hf")
-    for suffix in _SUFFIXES:
-        name = name.removesuffix(suffix)
-    return name.replace("-instruct-", "-")  # Mistral-7B-Instruct-v0.3
-
-
-_BY_NAME = {_plain(name): name for name in MODELS}
-
-
-def find(model: str) -> str | None:
-    """The entry of MODELS that the last part of a hub id, folder or URL names, or None."""
-    return _BY_NAME.get(_plain(model))
