@@ -101,7 +101,7 @@ class Replica:
         return self._served.endpoint
 
     def counts(self) -> tuple[int, int]:
-        """Prompt tokens, and how many of them were cached."""
+        """Tokens of prompts that were computed, and those that were cached."""
         stats = self._engine.stats()
         return stats.prompt_tokens, stats.prefix_hit_tokens
 
@@ -170,10 +170,9 @@ async def replayed(trace: list[Asked], ask: Ask, counts: Callable[[], Awaitable[
 
     await asyncio.gather(*map(one, trace))
     took_s, found = time.monotonic() - began, await counts()
-    prompts, cached = (sum(each) for each in zip(*found, strict=True))
-    computed = [prompt - hit for prompt, hit in found]
+    computed, cached = zip(*found, strict=True)
     share = max(computed) * len(computed) / max(sum(computed), 1)
-    return Replayed(cached / prompts, share, tuple(sorted(first_s)), tokens / took_s)
+    return Replayed(sum(cached) / (sum(computed) + sum(cached)), share, tuple(sorted(first_s)), tokens / took_s)
 
 
 async def measured(policy: str, trace: list[Asked], replicas: int) -> Replayed:

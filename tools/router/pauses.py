@@ -1,6 +1,6 @@
 """How long readers wait when the engine of their answer is killed, in parts, and against a prefill of the same length.
 
-    python -m tools.pauses --kills 20 --streams 8 --prompt 256
+    python -m tools.router.pauses --kills 20 --streams 8 --prompt 256
 
 Two engines of the demo model, each in a process of its own, behind one fleet over the real wire. While streams are
 answered one engine gets SIGKILL; it is started again before the next kill. A prefill alone is that of as many tokens,
