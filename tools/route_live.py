@@ -33,13 +33,13 @@ os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 SCALE, PAGE, PAGES = 32, 16, 4000
 LONGEST = 8192
 SIZES = {"tiny": True, "max_model_len": LONGEST, "page_size": PAGE, "pages": PAGES + 1, "max_batch_size": 16}
-APP = "live"
+APP, OURS = "live", "podslice"
 AFFINITY = "ray.llm._internal.serve.routing_policies.prefix_aware.prefix_aware_router:PrefixCacheAffinityRouter"
 ROUTERS: dict[str, tuple[str, dict[str, Any]]] = {
     "round robin": ("ray.serve.experimental.round_robin_router:RoundRobinRouter", {}),
     "shorter of two queues": ("ray.serve._private.request_router:PowerOfTwoChoicesRequestRouter", {}),
     "Ray's prefix affinity": (AFFINITY, {}),
-    "the same, queues bounded": (AFFINITY, {"imbalanced_threshold": 8}),
+    "that with bounded queues": (AFFINITY, {"imbalanced_threshold": 8}),
 }
 
 
@@ -202,7 +202,7 @@ def simulated(trace: list[Asked], policy: str, replicas: int) -> str:
     from tools.route_trace import Arrival, least_loaded, podslice, round_robin, run
 
     policies = {
-        "podslice": podslice(replicas, 1.05, PAGE),
+        OURS: podslice(replicas, 1.05, PAGE),
         "round robin": round_robin(),
         "shorter of two queues": least_loaded(),
     }
@@ -221,11 +221,14 @@ def main(
     replicas: Annotated[int, typer.Option(min=2)] = 4,
     requests: Annotated[int, typer.Option(min=1, help="Of the trace, from its beginning.")] = 1500,
     seconds: Annotated[float, typer.Option(min=1, help="In which they are sent.")] = 240,
-    policies: Annotated[str, typer.Option(help="Comma-separated.")] = ",".join(["podslice", *ROUTERS]),
+    policies: Annotated[str, typer.Option(help="Comma-separated.")] = ",".join([OURS, *ROUTERS]),
 ) -> None:
     """Print a line for each policy as it is measured."""
     import ray
 
+    wanted = policies.split(",")
+    if unknown := set(wanted) - {OURS, *ROUTERS}:
+        raise typer.BadParameter(f"{', '.join(sorted(unknown))}: no such policy", param_hint="--policies")
     asked = read(trace, requests, seconds)
     ray.init(log_to_driver=False, logging_level="ERROR")
     prompts, answers = sum(len(each.ids) for each in asked), sum(each.answer for each in asked)
@@ -233,7 +236,7 @@ def main(
         f"{len(asked)} requests, {prompts} tokens of prompts and {answers} of answers, {replicas} replicas", flush=True
     )
     print("policy                    hit rate  simulated  load share  first token p50     p95  tokens/s", flush=True)
-    for policy in policies.split(","):
+    for policy in wanted:
         found = asyncio.run(measured(policy, asked, replicas))
         p50, p95 = (found.first_s[int(quantile * len(found.first_s))] for quantile in (0.5, 0.95))
         print(
