@@ -98,7 +98,7 @@ class EngineConfig(SecondEngine, ImageInput):
     attention: Literal["auto", "xla", "pallas", "cpu"] = "auto"
     """auto: the Pallas kernel on TPU, native kernels on CPU (if head_dim is a multiple of 16), plain XLA elsewhere."""
     compile_cache: str | None = "~/.cache/podslice/jax"
-    """Folder of JAX's persistent compilation cache, so that a second start compiles nothing. None: no cache."""
+    """Folder of JAX's persistent compilation cache, or a bucket's: a second start compiles nothing. None: no cache."""
     prepared_programs: str | None = None
     """Folder or URL of programs that `podslice prepare CONFIG --to` compiled. Default: below a prepared `model`."""
     tool_call_format: ToolCallFormat = "auto"

@@ -98,7 +98,8 @@ class StableDiffusionConfig(AppConfig):
     (CompVis/stable-diffusion-safety-checker). It looks at each picture and preview on the CPU; what it finds is black,
     and the answer says so."""
     compile_cache: str | None = "~/.cache/podslice/jax"
-    """Folder of JAX's persistent compilation cache: a UNet takes minutes to compile. None: no cache."""
+    """Folder of JAX's persistent compilation cache: a UNet takes minutes to compile; or a bucket's, sealed as prepared
+    programs are. None: no cache."""
     prepared_programs: str | None = None
     """Folder or URL of programs that `podslice prepare CONFIG --to` compiled. A replica that finds those for its slice
     compiles none."""

@@ -157,7 +157,7 @@ def _prepare_config(source: str | None, to: str, name: str | None, emulated: boo
 def _explaining(output: str) -> Iterator[None]:
     """End the command with a message for what may go wrong."""
     from apps.arrays.model_folder import CheckpointError
-    from apps.arrays.stored_programs.folder import Unusable
+    from apps.arrays.stored_programs.seal import Unusable
     from apps.jobs.preparation.output import PreparationRefused
     from apps.serving.files import Busy
 

@@ -128,8 +128,8 @@ def main(
 def _try(location: str, hosts: Hosts, port: int, timeout: float) -> Iterator[str]:
     """Try the prepared programs in child processes, before this one takes the chips: a line for each set."""
     from apps.arrays.stored_programs import trial
-    from apps.arrays.stored_programs.folder import Unusable
     from apps.arrays.stored_programs.loading import opened
+    from apps.arrays.stored_programs.seal import Unusable
     from apps.llm.engine.execute.stored import below
     from apps.llm.engine.kernels import register
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from apps.arrays.program_cache import ENTRY, PARTIAL, ProgramCache
+from apps.arrays.program_cache import ENTRY, PARTIAL, ProgramCache, SharedPrograms
+from apps.arrays.stored_programs.seal import KEY_VARIABLE
 from tests.llm.engine import tiny_models
 
 START = """
@@ -31,7 +32,7 @@ print(len(hits))
 """
 
 
-def start(folder: Path, *limit: str) -> tuple[int, str]:
+def start(folder: Path | str, *limit: str) -> tuple[int, str]:
     """A process that compiles three programs: how many came from the cache, and what it logged."""
     command = [sys.executable, "-c", START, str(folder), *limit]
     ran = subprocess.run(command, env=tiny_models.environment(), capture_output=True, text=True, check=False)
@@ -102,3 +103,38 @@ def test_half_entries_of_the_killed_are_removed_in_time(tmp_path: Path) -> None:
     cache.put("a", b"program")
     cache.put("a", b"another")
     assert ProgramCache(str(tmp_path)).get("a") == b"another"
+
+
+def test_a_bucket_holds_what_this_key_has_sealed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    draw, program = random.Random(3), random.Random(1).randbytes(999)
+    monkeypatch.setenv(KEY_VARIABLE, "first" * 7)
+    bucket = f"file://{tmp_path}/programs"
+    SharedPrograms(bucket).put("a", program)
+    assert SharedPrograms(bucket).get("a") == program and SharedPrograms(bucket).get("b") is None
+    (path,) = (tmp_path / "programs").iterdir()
+    sealed = path.read_bytes()
+    for damaged in (*(damage(sealed, draw.randrange(len(sealed))) for damage in DAMAGES.values()), sealed[32:]):
+        path.write_bytes(damaged)
+        assert SharedPrograms(bucket).get("a") is None and not path.exists()
+    path.write_bytes(sealed)
+    monkeypatch.setenv(KEY_VARIABLE, "other" * 7)
+    assert SharedPrograms(bucket).get("a") is None
+    assert "was sealed with another PODSLICE_PROGRAMS_KEY" in caplog.text
+
+
+@pytest.mark.slow
+def test_a_bucket_is_used_with_a_key_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket = f"file://{tmp_path}/programs"
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    hits, log = start(bucket)
+    assert hits == 0 and "is not used, so the next start compiles them again: PODSLICE_PROGRAMS_KEY is not set" in log
+    monkeypatch.setenv(KEY_VARIABLE, "short")
+    assert "fewer than 16" in start(bucket)[1]
+    assert not (tmp_path / "programs").exists()
+    monkeypatch.setenv(KEY_VARIABLE, "first" * 7)
+    assert [start(bucket) for _ in range(2)] == [(0, ""), (3, "")]
+    assert len(list((tmp_path / "programs").iterdir())) == 3
+    hits, log = start("nowhere://programs")
+    assert hits == 0 and "nowhere" in log

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from apps.arrays.stored_programs import folder
+from apps.arrays.stored_programs import seal
 from tests.stable_diffusion.engine import tiny_pictures
 from tests.stable_diffusion.engine.controlnets import tiny_controlnets
 
@@ -49,7 +49,7 @@ def environment(**changes: str) -> dict[str, str]:
     root = str(Path(__file__).parents[2])
     path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     flags = "--xla_backend_optimization_level=0"  # compiles sooner
-    own = {"JAX_PLATFORMS": "cpu", "HF_HUB_OFFLINE": "1", "XLA_FLAGS": flags, folder.KEY_VARIABLE: KEY}
+    own = {"JAX_PLATFORMS": "cpu", "HF_HUB_OFFLINE": "1", "XLA_FLAGS": flags, seal.KEY_VARIABLE: KEY}
     return os.environ | {"PYTHONPATH": path} | own | changes
 
 
@@ -110,7 +110,7 @@ def test_what_cannot_be_prepared(model: Path, tmp_path: Path) -> None:
         ({"slice": "v5e:4x4:4t"}, (), {}, "has 4 hosts, and a picture model fits on one"),
         ({"max_prompt_tokens": 75, "model": "/none"}, (), {}, "/none: no such folder"),
         ({"slice": "v5e:1x1:1t"}, ("--emulated",), {}, "--emulated is for language models"),
-        ({}, (), {folder.KEY_VARIABLE: ""}, f"{folder.KEY_VARIABLE} is not set"),
+        ({}, (), {seal.KEY_VARIABLE: ""}, f"{seal.KEY_VARIABLE} is not set"),
     ):
         source = service(tmp_path / "tiny.py", **SIZES | {"model": str(model)} | fields)
         done = prepare(source, to, *options, **changes)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from apps.arrays.stored_programs import folder
+from apps.arrays.stored_programs import folder, seal
 from tests.llm.engine import tiny_models
 
 KEY = "a key of the tests, long enough"
@@ -43,9 +43,7 @@ print(json.dumps({"tokens": tokens, "events": events, "compiled": stats.programs
 
 
 def environment(**changes: str) -> dict[str, str]:
-    return tiny_models.environment(
-        XLA_FLAGS="--xla_backend_optimization_level=0", **{folder.KEY_VARIABLE: KEY} | changes
-    )
+    return tiny_models.environment(XLA_FLAGS="--xla_backend_optimization_level=0", **{seal.KEY_VARIABLE: KEY} | changes)
 
 
 def command(source: Path, to: Path, *options: str) -> list[str]:
@@ -146,8 +144,8 @@ def test_a_full_disk_names_the_way_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "options", "changes", "said"),
     [
-        ({}, [], {folder.KEY_VARIABLE: ""}, "openssl rand"),
-        ({}, [], {folder.KEY_VARIABLE: "short"}, "fewer than 16"),
+        ({}, [], {seal.KEY_VARIABLE: ""}, "openssl rand"),
+        ({}, [], {seal.KEY_VARIABLE: "short"}, "fewer than 16"),
         ({}, ["--emulated"], {}, "leave it out"),
         ({}, ["--app", "other"], {}, "no language model or Stable Diffusion application named 'other'"),
         ({}, ["--slice", "v5e:2x2"], {}, "--slice: with --to"),

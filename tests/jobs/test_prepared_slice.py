@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from apps.arrays.stored_programs import folder
+from apps.arrays.stored_programs import seal
 from apps.llm.text import Engine, EngineConfig, SamplingParams
 from ray_configs.tpu import TpuSlice
 from tests.llm.engine import tiny_models
@@ -32,7 +32,7 @@ def test_two_hosts_start_without_compiling(
     original, to = tmp_path / "model", tmp_path / "to"
     tiny_models.save(tiny_models.make("llama3", num_attention_heads=8, num_key_value_heads=2), original)
     tiny_models.save_tokenizer(original)
-    monkeypatch.setenv(folder.KEY_VARIABLE, "a key of the tests, long enough")
+    monkeypatch.setenv(seal.KEY_VARIABLE, "a key of the tests, long enough")
     fields = SIZES | layout | {"model": str(original), "slice": str(SLICE)}
     (tmp_path / "tiny.py").write_text(SERVICE.format(fields=fields))
     done = subprocess.run(

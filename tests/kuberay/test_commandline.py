@@ -201,6 +201,8 @@ def test_check_says_so_when_all_is_well(run):
         ("slice='v5e:2x2', prefix_cache_host_gib=120", {}, "host-memory", ["object store", "at most 9"]),
         ("prefix_cache_host_gib=9", {}, "host-memory", ["of a Pod that has 7"]),
         ("prepared_programs='gs://b/p/programs'", {}, "programs-key", ["compiles its own", "SecretKey"]),
+        ("compile_cache='gs://b/compiled'", {}, "programs-key", ["config.compile_cache", "compiles its own"]),
+        ("compile_cache='gs://b/compiled'", {}, "bucket-permission", ["may write", "each start compiles its programs"]),
         ("model='meta-llama/Llama-3.2-1B', slice='v5e:1x1'", {}, "gated-model", ["HUGGING_FACE_TOKEN"]),
         ("model='gs://b/model', slice='v5e:1x1'", {}, "bucket-permission", ["403", "mount=None"]),
         (

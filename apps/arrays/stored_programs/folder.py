@@ -16,12 +16,10 @@ from typing import Any, Literal
 import fsspec
 from pydantic import ValidationError
 
+from apps.arrays.stored_programs.seal import KEY_VARIABLE, Unusable
 from apps.serving.files import is_local, locked, writing
 from ray_configs.base import Config
 
-KEY_VARIABLE = "PODSLICE_PROGRAMS_KEY"
-SHORTEST_KEY = 16
-MAKE_A_KEY = f"export {KEY_VARIABLE}=$(openssl rand -hex 32)"
 MANIFEST, TRIED = "manifest.json", "tried.json"
 MOST_LISTED = 2**24
 """Bytes of a manifest that are read at most."""
@@ -29,10 +27,6 @@ NAME = 16
 """Characters of a set's name."""
 
 _tried_here: set[bytes] = set()
-
-
-class Unusable(RuntimeError):
-    """Programs cannot be used; the message says which and why."""
 
 
 class StoredProgram(Config):
@@ -70,18 +64,6 @@ class ProgramManifest(Config):
     def name(self) -> str:
         """The set's: another one for each machine, config and version."""
         return hashlib.sha256(_canonical(self.made_for)).hexdigest()[:NAME]
-
-
-def key() -> bytes | None:
-    """The key of the environment; None: there is none.
-
-    Raises:
-        Unusable: it is so short that it could be guessed.
-    """
-    given = os.environ.get(KEY_VARIABLE, "")
-    if given and len(given) < SHORTEST_KEY:
-        raise Unusable(f"{KEY_VARIABLE} has {len(given)} characters, fewer than {SHORTEST_KEY}: {MAKE_A_KEY}")
-    return given.encode() or None
 
 
 class ProgramFolder:

@@ -15,8 +15,9 @@ from jax.experimental import serialize_executable
 from jax.experimental.compilation_cache import compilation_cache
 
 from apps.arrays.programs import ProgramSpec
-from apps.arrays.stored_programs import fingerprint, folder
-from apps.arrays.stored_programs.folder import ProgramFolder, ProgramManifest, StoredProgram, Unusable
+from apps.arrays.stored_programs import fingerprint, seal
+from apps.arrays.stored_programs.folder import ProgramFolder, ProgramManifest, StoredProgram
+from apps.arrays.stored_programs.seal import Unusable
 
 log = logging.getLogger("podslice")
 
@@ -151,15 +152,13 @@ def opened(location: str) -> ProgramFolder | None:
     """
     try:
         there = bool(ProgramFolder(location, b"").sets())
-        key = folder.key() if there else None
+        key = seal.key() if there else None
     except Unusable:
         raise
     except Exception as error:  # remote file systems raise their clients' own
         raise Unusable(f"{location} cannot be read: {error}") from error
     if there and key is None:
-        raise Unusable(
-            f"{location} is sealed, and {folder.KEY_VARIABLE} is not set: set it to the key it was made with"
-        )
+        raise Unusable(f"{location} is sealed, and {seal.KEY_VARIABLE} is not set: set it to the key it was made with")
     return ProgramFolder(location, key) if key is not None else None
 
 

@@ -20,9 +20,10 @@ import jax
 import numpy as np
 
 from apps.arrays import distributed
-from apps.arrays.stored_programs import fingerprint, folder
-from apps.arrays.stored_programs.folder import ProgramFolder, ProgramManifest, Unusable
+from apps.arrays.stored_programs import fingerprint, seal
+from apps.arrays.stored_programs.folder import ProgramFolder, ProgramManifest
 from apps.arrays.stored_programs.loading import SAID, Register, differences, loaded, opened
+from apps.arrays.stored_programs.seal import Unusable
 
 log = logging.getLogger("podslice")
 
@@ -108,7 +109,7 @@ def main(location: str, name: str, register: str, *joins: str) -> int:
     if joins:
         coordinator, rank, hosts = joins
         distributed.join(coordinator, int(rank), int(hosts))
-    key = folder.key()
+    key = seal.key()
     assert key is not None  # of the parent's environment
     stored = ProgramFolder(location, key)
     manifest = stored.manifest(name)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from apps.arrays.stored_programs.folder import KEY_VARIABLE
+from apps.arrays.stored_programs.seal import KEY_VARIABLE
 from apps.jobs import preparation
 from apps.jobs.preparation import programs
 from apps.jobs.preparation.output import PreparationRefused

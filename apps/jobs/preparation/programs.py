@@ -19,16 +19,9 @@ from apps.arrays import distributed
 from apps.arrays.layout import Devices, Layout
 from apps.arrays.programs import Key, ProgramSet, ProgramSpec
 from apps.arrays.stored_programs import fingerprint
-from apps.arrays.stored_programs.folder import (
-    KEY_VARIABLE,
-    MAKE_A_KEY,
-    ProgramFolder,
-    ProgramManifest,
-    StoredProgram,
-    Unusable,
-    key,
-)
+from apps.arrays.stored_programs.folder import ProgramFolder, ProgramManifest, StoredProgram
 from apps.arrays.stored_programs.loading import compiled_anew, serialized
+from apps.arrays.stored_programs.seal import KEY_VARIABLE, MAKE_A_KEY, Unusable, key
 from apps.jobs.preparation.output import PreparationRefused
 from apps.llm.engine import kernels
 from apps.llm.engine.execute import layout_choice, memory, stored

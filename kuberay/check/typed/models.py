@@ -87,13 +87,16 @@ def host_memory(configured: Configured) -> Iterator[Problem]:
 
 @rule(Configured, "programs-key", _CONFIG + ": prepared programs are sealed")
 def programs_key(configured: Configured) -> Iterator[Problem]:
-    """Replicas that load prepared programs have the key that these are sealed with."""
+    """Replicas that load programs from elsewhere have the key that these are sealed with."""
     config, env = configured.app.config, configured.service.env
-    if getattr(config, "prepared_programs", None) is None or PROGRAMS_KEY in env:
+    if PROGRAMS_KEY in env:
         return
     why = f"without {PROGRAMS_KEY}, the key that seals them, no replica loads them: each compiles its own"
     instead = f'env={{"{PROGRAMS_KEY}": SecretKey(secret="podslice", key="programs-key")}} in the Service'
-    yield warning(configured.at("config.prepared_programs"), why, instead)
+    if getattr(config, "prepared_programs", None) is not None:
+        yield warning(configured.at("config.prepared_programs"), why, instead)
+    if "://" in (getattr(config, "compile_cache", None) or ""):
+        yield warning(configured.at("config.compile_cache"), why, instead)
 
 
 @rule(Configured, "gated-model", "Hugging Face hub: gated models")
@@ -138,7 +141,7 @@ def capacity_ends(configured: Configured) -> Iterator[Problem]:
 
 @rule(Configured, "bucket-permission", "Google Cloud Storage")
 def write_permission(configured: Configured) -> Iterator[Problem]:
-    """A service account may write the bucket with a cell's state, or with the files and batches of a model."""
+    """A service account may write the bucket with a cell's state, or with batches or compiled programs of a model."""
     app = configured.app.config
     if isinstance(app, CellConfig) and app.state_bucket is not None:
         fails = "the cell cannot write its state and refuses to publish"
@@ -146,6 +149,9 @@ def write_permission(configured: Configured) -> Iterator[Problem]:
     batches = getattr(app, "batches", None) or ""
     if batches.startswith("gs://"):
         yield from _unwritable(configured, "batches", batches, "batches", "no file of a batch can be uploaded")
+    cache = getattr(app, "compile_cache", None) or ""
+    if cache.startswith("gs://"):
+        yield from _unwritable(configured, "compile_cache", cache, "programs", "each start compiles its programs")
 
 
 def _unwritable(configured: Configured, field: str, uri: str, folder: str, fails: str) -> Iterator[Problem]:

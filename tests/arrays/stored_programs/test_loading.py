@@ -13,7 +13,7 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 from apps.arrays.program_cache import use_compile_cache
-from apps.arrays.stored_programs import folder
+from apps.arrays.stored_programs import folder, seal
 from tests.arrays.stored_programs import making
 
 SCRIPT = Path(making.__file__)
@@ -22,7 +22,7 @@ EXPECTED = {"negative": [-float(n) for n in range(8)], "scaled": [3.0 * n for n 
 
 def process(order: str, location: Path, devices: int = 2, **environment: str) -> tuple[dict[str, Any], str]:
     flags = f"--xla_force_host_platform_device_count={devices}"
-    env = {**os.environ, "XLA_FLAGS": flags, folder.KEY_VARIABLE: making.KEY, **environment}
+    env = {**os.environ, "XLA_FLAGS": flags, seal.KEY_VARIABLE: making.KEY, **environment}
     ended = subprocess.run(
         [sys.executable, SCRIPT, order, location],
         env=env,
@@ -56,9 +56,9 @@ def test_another_process_compiles_nothing(written: Path) -> None:
 @pytest.mark.parametrize(
     ("environment", "devices", "named"),
     [
-        ({folder.KEY_VARIABLE: ""}, 2, f"{folder.KEY_VARIABLE} is not set"),
-        ({folder.KEY_VARIABLE: "another key of sixteen"}, 2, "was not sealed with this"),
-        ({folder.KEY_VARIABLE: "short"}, 2, "fewer than 16"),
+        ({seal.KEY_VARIABLE: ""}, 2, f"{seal.KEY_VARIABLE} is not set"),
+        ({seal.KEY_VARIABLE: "another key of sixteen"}, 2, "was not sealed with this"),
+        ({seal.KEY_VARIABLE: "short"}, 2, "fewer than 16"),
         ({}, 1, "devices '2 x cpu"),
         ({"JAX_DEFAULT_MATMUL_PRECISION": "highest"}, 2, "settings"),
     ],
@@ -75,7 +75,7 @@ def test_what_differs_is_named_and_compiled(
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A set for this process's devices."""
-    monkeypatch.setenv(folder.KEY_VARIABLE, making.KEY)
+    monkeypatch.setenv(seal.KEY_VARIABLE, making.KEY)
     making.write(str(tmp_path))
     return tmp_path
 
@@ -85,7 +85,7 @@ def test_a_program_in_jaxs_cache_is_compiled_anew(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a CPU one that was fetched from there is serialized without its functions."""
-    monkeypatch.setenv(folder.KEY_VARIABLE, making.KEY)
+    monkeypatch.setenv(seal.KEY_VARIABLE, making.KEY)
     use_compile_cache(str(tmp_path / "cache"))
     compilation_cache.reset_cache()
     try:

@@ -19,7 +19,8 @@ REPOSITORY = Path(__file__).parents[3]
 
 
 class Processes:
-    """A `ExecutorProvider`: `Engine.load(config, Processes(2, 4))`. Hosts go wrong by `trouble`: see host_process."""
+    """A `ExecutorProvider`: `Engine.load(config, Processes(2, 4))`. Hosts go wrong by `trouble`: see host_process. What
+    they log goes to files of `logs`, if it is a folder."""
 
     def __init__(
         self,
@@ -27,11 +28,13 @@ class Processes:
         devices: int,
         deadline_s: float = 60,
         trouble: dict | None = None,
+        logs: Path | None = None,
         **orders: Any,
     ):
         self.count, self.of_host, self.deadline_s = hosts, devices, deadline_s
         self.orders = orders | {"hosts": hosts, "trouble": trouble or {}}
         self.processes: list[subprocess.Popen[str]] = []
+        self.logs = [logs / f"host-{rank}.log" for rank in range(hosts)] if logs else []
 
     def devices(self, config: EngineConfig) -> Devices:
         flags = tiny_models.xla_flags(self.of_host)
@@ -46,9 +49,12 @@ class Processes:
             "coordinator": f"127.0.0.1:{free_port()}",
         }
         for rank in range(self.count):
+            log = self.logs[rank].open("w") if self.logs else None
             process = subprocess.Popen(
-                command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+                command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
             )
+            if log:
+                log.close()
             process.stdin.write(json.dumps(orders | {"rank": rank}) + "\n")
             process.stdin.flush()
             self.processes.append(process)

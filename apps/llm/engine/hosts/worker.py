@@ -73,7 +73,7 @@ def work(leader: Leader, connection: Connection, config: EngineConfig, coordinat
     Reports any error to the engine and stops. See `distributed.join` for the last arguments.
     """
     with _reporting_errors(connection, rank):
-        use_compile_cache(config.compile_cache)
+        use_compile_cache(config.compile_cache, hosts)
         model = Model.open(config)
         stored.try_sets(config, model, TrialHosts(coordinator, rank, hosts))
         distributed.join(coordinator, rank, hosts)
