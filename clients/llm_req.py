@@ -3,6 +3,7 @@
 
     python clients/llm_req.py "How many days are in a week?"
     python clients/llm_req.py --chat --system "Answer in one word." "Which day follows Monday?"
+    python clients/llm_req.py --image picture.png "What is in this picture?"
     python clients/llm_req.py - < question.txt
 
 Works with any OpenAI-compatible server. Exit codes: 0 the whole answer came, 1 it did not (one line on stderr says
@@ -10,10 +11,13 @@ why and what to do), 2 bad flags, 130 Ctrl-C, 141 stdout was closed (`| head`).
 """
 
 import argparse
+import base64
 import json
+import mimetypes
 import sys
 from collections.abc import Iterable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -49,6 +53,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--model", help="a model's name (default: the first that the server lists)")
     parser.add_argument("--chat", action="store_true", help="ask through /v1/chat/completions, with the chat template")
     parser.add_argument("--system", help="a system message for --chat")
+    parser.add_argument("--image", type=Path, metavar="FILE", help="ask about this picture (implies --chat)")
     parser.add_argument("--max-tokens", type=at_least_one, default=128, help="longest answer (default %(default)s)")
     parser.add_argument("--temperature", type=temperature, default=0.0, help="0 is greedy (default %(default)s)")
     parser.add_argument("--api-key", help="default: $PODSLICE_API_KEY, else $OPENAI_API_KEY")
@@ -56,6 +61,7 @@ def parse_args() -> argparse.Namespace:
         "--timeout", type=seconds, default=300.0, help="give up after this many silent seconds (default %(default)g)"
     )
     args = parser.parse_args()
+    args.chat |= args.image is not None
     if args.system is not None and not args.chat:
         parser.error("--system is a chat message: add --chat")
     return args
@@ -110,7 +116,18 @@ def request(args: argparse.Namespace, model: str, prompt: str) -> tuple[str, dic
     if not args.chat:
         return "/v1/completions", body | {"prompt": prompt}
     system = [] if args.system is None else [{"role": "system", "content": args.system}]
-    return "/v1/chat/completions", body | {"messages": [*system, {"role": "user", "content": prompt}]}
+    content = prompt if args.image is None else [shown(args.image), {"type": "text", "text": prompt}]
+    return "/v1/chat/completions", body | {"messages": [*system, {"role": "user", "content": content}]}
+
+
+def shown(image: Path) -> dict[str, Any]:
+    """A picture's file as a part of a message."""
+    try:
+        data = base64.b64encode(image.read_bytes()).decode()
+    except OSError as error:
+        raise Failure(f"cannot read the picture {image}: {error.strerror}.") from None
+    kind = mimetypes.guess_type(image.name)[0] or "image/png"
+    return {"type": "image_url", "image_url": {"url": f"data:{kind};base64,{data}"}}
 
 
 def check_status(response: httpx.Response, url: str) -> None:

@@ -28,6 +28,13 @@ def chat_page(client: Client, page: gr.Blocks) -> None:
             tokens = gr.HTML(elem_classes="probabilities")
             # One line, which grows: in a box of several, Enter breaks the line, and only Shift+Enter sends.
             text = gr.Textbox(label="Message", lines=1, max_lines=10, elem_classes="message")
+            picture = gr.Image(
+                label="Picture, for a model that reads them",
+                type="filepath",
+                sources=["upload", "clipboard"],
+                height=140,
+                elem_classes="shown",
+            )
             with gr.Row():
                 send = gr.Button("Send", variant="primary")
                 stop = gr.Button("Stop")
@@ -37,20 +44,27 @@ def chat_page(client: Client, page: gr.Blocks) -> None:
             settings = _settings()
 
     async def answer(
-        typed: str, past: list[conversation.Message], name: str | None, system: str, effort: str, *more: Any
+        typed: str,
+        seen: str | None,
+        past: list[conversation.Message],
+        name: str | None,
+        system: str,
+        effort: str,
+        *more: Any,
     ) -> AsyncIterator[tuple[Any, ...]]:
-        """Sends what was typed. Yields (messages, chat, text, status, tokens)."""
+        """Sends what was typed, and the picture. Yields (messages, chat, text, picture, status, tokens)."""
         with_tokens, given_tools, tool_choice, *values = more
         if not typed.strip():
-            yield past, gr.skip(), gr.skip(), note("Write a message first."), gr.skip()
+            yield past, gr.skip(), gr.skip(), gr.skip(), note("Write a message first."), gr.skip()
             return
-        now = conversation.with_text(past, typed)
+        now = conversation.with_text(past, typed, seen)
         if conversation.unanswered(now):  # of several calls, one has a result
             field = gr.Textbox(value="", label=conversation.hint(now))
-            yield now, conversation.shown(now), field, "", ""
+            yield now, conversation.shown(now), field, gr.skip(), "", ""
             return
         streamed = conversation.StreamedAnswer(time.monotonic())
-        yield past, conversation.shown(now), gr.Textbox(value=""), note("Waiting for the first token", False), ""
+        waiting = note("Waiting for the first token", False)
+        yield past, conversation.shown(now), gr.Textbox(value=""), None, waiting, ""
         try:
             uses = (given_tools or "", tool_choice, effort, LIKELIEST if with_tokens else 0)
             body = conversation.request(name, system, now, _set(values), *uses)
@@ -60,20 +74,20 @@ def chat_page(client: Client, page: gr.Blocks) -> None:
                 if time.monotonic() - drawn_at >= REDRAW_S:
                     drawn_at = time.monotonic()
                     parts = conversation.shown(now, streamed)
-                    yield past, parts, gr.skip(), note(streamed.speed(), False), gr.skip()
+                    yield past, parts, gr.skip(), gr.skip(), note(streamed.speed(), False), gr.skip()
         except (ServiceProblem, ValueError) as problem:
-            yield past, conversation.shown(past), gr.Textbox(value=typed), note(str(problem)), ""
+            yield past, conversation.shown(past), gr.Textbox(value=typed), seen, note(str(problem)), ""
             return
         now = [*now, streamed.message()]
         listed = conversation.tokens_html(streamed.tokens)
         field = gr.Textbox(label=conversation.hint(now))
-        yield now, conversation.shown(now), field, note(streamed.speed(), False), listed
+        yield now, conversation.shown(now), field, gr.skip(), note(streamed.speed(), False), listed
 
     async def models(chosen: str | None) -> gr.Dropdown:
         return await _models(client, chosen)
 
-    fields = [text, messages, model, *settings]
-    outputs = [messages, chat, text, status, tokens]
+    fields = [text, picture, messages, model, *settings]
+    outputs = [messages, chat, text, picture, status, tokens]
     running = gr.on([send.click, text.submit], answer, fields, outputs, show_progress="hidden", concurrency_limit=None)
     stop.click(None, cancels=[running])
     gr.on([clear.click, chat.clear], begin, None, outputs, cancels=[running])
@@ -83,7 +97,7 @@ def chat_page(client: Client, page: gr.Blocks) -> None:
 
 def begin() -> tuple[Any, ...]:
     """A new chat, as `answer` yields one."""
-    return [], [], gr.Textbox(value="", label="Message"), "", ""
+    return [], [], gr.Textbox(value="", label="Message"), None, "", ""
 
 
 async def _models(client: Client, chosen: str | None) -> gr.Dropdown:

@@ -1,14 +1,18 @@
 """A chat: what is sent, and what is shown of the answer's events as they arrive."""
 
+import base64
 import html
 import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 Message = dict[str, Any]
-"""A message in OpenAI's format."""
+"""A message in OpenAI's format, but for a `picture` beside its text: the path of a file here."""
+KINDS = {".jpg": "jpeg", ".jpeg": "jpeg", ".webp": "webp", ".gif": "gif"}
+"""Of a picture's file, by how its name ends; others are PNG."""
 
 WEATHER = """[{
   "type": "function",
@@ -98,11 +102,25 @@ def unanswered(messages: Sequence[Message]) -> list[Message]:
     return []
 
 
-def with_text(messages: Sequence[Message], text: str) -> list[Message]:
-    """The messages with what was typed: a call's result if one is awaited, else a question."""
+def with_text(messages: Sequence[Message], text: str, picture: str | None = None) -> list[Message]:
+    """The messages with what was typed: a call's result if one is awaited, else a question, perhaps about a picture."""
     if calls := unanswered(messages):
         return [*messages, {"role": "tool", "tool_call_id": calls[0]["id"], "content": text}]
-    return [*messages, {"role": "user", "content": text}]
+    return [*messages, {"role": "user", "content": text} | ({"picture": picture} if picture else {})]
+
+
+def _sent(message: Message) -> Message:
+    """A message as the service takes it. Raises ValueError if its picture is gone."""
+    if "picture" not in message:
+        return message
+    file = Path(message["picture"])
+    try:
+        content = base64.b64encode(file.read_bytes()).decode()
+    except OSError:
+        raise ValueError("A picture of this chat is no longer there: begin a new chat") from None
+    url = f"data:image/{KINDS.get(file.suffix.lower(), 'png')};base64,{content}"
+    parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": message["content"]}]
+    return {"role": message["role"], "content": parts}
 
 
 def hint(messages: Sequence[Message]) -> str:
@@ -132,10 +150,11 @@ def request(
         probabilities: how many of the likeliest tokens to report at each position; 0: none.
 
     Raises:
-        ValueError: `tools` cannot be used.
+        ValueError: `tools` cannot be used, or a picture is gone.
     """
     first = [{"role": "system", "content": system}] if system.strip() else []
-    body: dict[str, Any] = {"messages": [*first, *messages], "stream": True, "stream_options": {"include_usage": True}}
+    body: dict[str, Any] = {"messages": [*first, *map(_sent, messages)], "stream": True}
+    body["stream_options"] = {"include_usage": True}
     body |= {"model": model} if model else {}
     body |= {name: value for name, value in sampling.items() if value is not None}
     body |= {"reasoning_effort": thinking} if thinking else {}
@@ -172,6 +191,8 @@ def shown(messages: Sequence[Message], answer: StreamedAnswer | None = None) -> 
         if thought := message.get("reasoning_content"):
             over = message is not streaming or message["content"] or message.get("tool_calls")
             boxes.append(_box("Thinking", thought, "done" if over else "pending"))
+        if picture := message.get("picture"):
+            boxes.append({"role": message["role"], "content": {"path": picture}})
         if message["content"]:
             boxes.append({"role": message["role"], "content": message["content"]})
         for call in message.get("tool_calls", ()):

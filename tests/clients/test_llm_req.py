@@ -34,6 +34,18 @@ def test_sends_what_the_flags_say(server, run, call):
     ]
 
 
+def test_sends_a_picture(server, call, tmp_path):
+    """Source: `image_url` of OpenAI's API reference, chat completions."""
+    url, file = server.url("quick"), tmp_path / "scene.jpg"
+    code, _, said = call(PROGRAM, "--url", url, "--image", str(file), WEEK)
+    assert code == 1 and "cannot read the picture" in said and "No such file" in said
+    file.write_bytes(b"pixels")
+    call(PROGRAM, "--url", url, "--image", str(file), WEEK)
+    picture = {"type": "image_url", "image_url": {"url": "data:image/jpeg;base64,cGl4ZWxz"}}
+    asked = {"role": "user", "content": [picture, {"type": "text", "text": WEEK}]}
+    assert server.sent("quick")[-1]["messages"] == [asked]
+
+
 def test_streams_as_it_comes(server, start):
     process = start(PROGRAM, "--url", server.url("stall"), WEEK)
     assert process.stdout.read(5) == "Seven"  # the server is silent for 30 s from here

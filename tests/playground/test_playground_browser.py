@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from tests.http_servers import StandInServer
 from tests.llm.text import chat_models
@@ -118,11 +119,14 @@ def ask(page: Any, question: str) -> None:
     press(page, "Send")
 
 
+def show(page: Any, file: Path) -> None:
+    page.locator(".shown input[type=file]").filter(visible=False).first.set_input_files(file)
+    playwright.expect(page.locator(".shown img").filter(visible=True).first).to_be_visible()
+
+
 def shoot(page: Any, name: str) -> None:
     if SCREENSHOTS is None:
         return
-    from PIL import Image
-
     image = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
     image.quantize(128).save(Path(SCREENSHOTS, f"playground-{name}.png"), optimize=True)
 
@@ -144,6 +148,46 @@ def test_a_streamed_answer_with_its_speed_and_probabilities(page: Any) -> None:
     shoot(page, "chat")
     press(page, "New chat")
     playwright.expect(page.get_by_test_id("bot")).to_have_count(0)
+
+
+def test_a_picture_goes_with_a_question(browser: Any, start: Start, tmp_path: Path) -> None:
+    """Source: `image_url` of OpenAI's API reference, chat completions."""
+    file = tmp_path / "scene.png"
+    Image.new("RGB", (8, 8), (200, 40, 30)).save(file)
+    bodies: list[bytes] = []
+
+    class RecordedModel(LanguageModel):
+        def body(self) -> bytes:
+            bodies.append(super().body())
+            return bodies[-1]
+
+    with browser.new_page() as page, StandInServer(RecordedModel) as server:
+        page.set_default_timeout(TIMEOUT_MS)
+        page.goto(start(server.url))
+        show(page, file)
+        ask(page, "What is this?")
+        playwright.expect(page.locator("strong", has_text="seven")).to_be_visible()
+        playwright.expect(page.get_by_test_id("user").locator("img").first).to_be_visible()
+        playwright.expect(page.locator(".shown img").filter(visible=True)).to_have_count(0)
+        ask(page, "Sure?")
+        playwright.expect(page.get_by_test_id("bot")).to_have_count(4)  # two answers, and what was thought before each
+    first, second = (json.loads(body)["messages"] for body in bodies)
+    (shown, said) = first[0]["content"]
+    assert shown["image_url"]["url"].startswith("data:image/png;base64,") and said == {
+        "type": "text",
+        "text": "What is this?",
+    }
+    assert second[0] == first[0] and second[-1] == {"role": "user", "content": "Sure?"}
+
+
+def test_a_model_that_sees_nothing_says_so_and_the_picture_stays(page: Any, tmp_path: Path) -> None:
+    file = tmp_path / "scene.png"
+    Image.new("RGB", (8, 8)).save(file)
+    show(page, file)
+    ask(page, "What is this?")
+    playwright.expect(status(page).locator(".problem")).to_contain_text("answered 400")
+    assert message(page).input_value() == "What is this?"
+    playwright.expect(page.locator(".shown img").filter(visible=True).first).to_be_visible()
 
 
 def test_a_tool_is_called_and_its_result_sent(page: Any) -> None:

@@ -2,6 +2,7 @@
 
 import base64
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -189,3 +190,20 @@ def test_the_map_of_a_cell_on_cpus() -> None:
 @pytest.mark.parametrize(("kind", "number"), [("v5e:4x8", 8), ("v5e:2x4:8t", 1), ("CPU", 1), ("v99:2x2", 1)])
 def test_hosts_of_a_slice(kind: str, number: int) -> None:
     assert hosts(kind) == number
+
+
+def test_a_picture_is_sent_as_openai_has_it(tmp_path: Path) -> None:
+    """Source: `image_url` of OpenAI's API reference, chat completions."""
+    file = tmp_path / "scene.JPG"
+    file.write_bytes(b"pixels")
+    messages = conversation.with_text([QUESTION], "What is this?", str(file))
+    (_, asked) = conversation.request("m", "", messages, {})["messages"]
+    url = "data:image/jpeg;base64,cGl4ZWxz"
+    assert asked["content"] == [
+        {"type": "image_url", "image_url": {"url": url}},
+        {"type": "text", "text": "What is this?"},
+    ]
+    assert [box["content"] for box in conversation.shown(messages)][1:] == [{"path": str(file)}, "What is this?"]
+    file.unlink()
+    with pytest.raises(ValueError, match="no longer there: begin a new chat"):
+        conversation.request("m", "", messages, {})
