@@ -20,6 +20,7 @@ from tests.llm.slice.processes import Processes
     "family, tensor, rows",
     [
         ("qwen3_5", "model.visual.blocks.0.attn.qkv.weight", 3 * 48),
+        ("qwen3_vl_moe", "model.visual.blocks.0.attn.qkv.weight", 3 * 48),
         ("gemma3", "model.vision_tower.encoder.layers.0.self_attn.q_proj.weight", 48),
         ("gemma4", "model.vision_tower.encoder.layers.0.self_attn.q_proj.linear.weight", 48),
         ("gemma4_e", "model.vision_tower.encoder.layers.0.self_attn.q_proj.linear.weight", 48),
@@ -42,11 +43,10 @@ def test_on_two_hosts(seeing: Callable[[str], Path], compile_cache: str, family:
 
 
 @pytest.mark.slow
-def test_a_tiny_stand_in_sees(seeing: Callable[[str], Path], compile_cache: str) -> None:
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_vl"])
+def test_a_tiny_stand_in_sees(seeing: Callable[[str], Path], compile_cache: str, family: str) -> None:
     """With a narrow tower for the same images, as services are tried without chips."""
-    config = EngineConfig(
-        model=str(seeing("qwen3_5")), tiny=True, compile_cache=compile_cache, **tiny_models.SMALL | SEES
-    )
+    config = EngineConfig(model=str(seeing(family)), tiny=True, compile_cache=compile_cache, **tiny_models.SMALL | SEES)
     engine = Engine.load(config)
     try:
         assert engine.tokens.loops[0].executor.arch.tower.width == 16

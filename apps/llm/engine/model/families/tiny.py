@@ -16,7 +16,7 @@ from apps.llm.engine.model.layers import (
     Norm,
 )
 from apps.llm.engine.model.rope import Rope
-from apps.llm.engine.model.towers.spec import Tower
+from apps.llm.engine.model.towers.spec import QwenVision, Tower
 
 HEAD_DIM = 16  # the minimum of the CPU attention kernels
 HIDDEN = 64
@@ -60,7 +60,10 @@ def _small(tower: Tower, shards: int, layers: int) -> Tower:
     """A narrow tower for the same images."""
     heads = shards if tower.heads % shards == 0 else 1
     width = heads * HEAD_DIM
-    return replace(tower, layers=min(tower.layers, layers), width=width, mlp_width=2 * width, heads=heads, out=HIDDEN)
+    small = replace(tower, layers=min(tower.layers, layers), width=width, mlp_width=2 * width, heads=heads, out=HIDDEN)
+    if isinstance(small, QwenVision):
+        small = replace(small, seen_after=tuple(range(min(len(small.seen_after), small.layers))))
+    return small
 
 
 @dataclass(frozen=True)
