@@ -10,6 +10,7 @@ environment, does not meet it. Two at once wait for each other. Needs no package
 import fcntl
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -39,9 +40,14 @@ def main(size_mb: str, *arguments: str) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     with tempfile.NamedTemporaryFile("w+", prefix="podslice-pip-", suffix=".log", delete=False) as log:
+        early = list[int]()  # a Ctrl-C while pip is started, which must not be left alone
+        before = signal.signal(signal.SIGINT, lambda number, _: early.append(number))
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         assert process.stdout is not None
         try:
+            signal.signal(signal.SIGINT, before)
+            if early:
+                raise KeyboardInterrupt
             show(process.stdout, log, float(size_mb))
             status = process.wait()
         except KeyboardInterrupt:
