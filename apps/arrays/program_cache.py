@@ -93,40 +93,41 @@ def _is_sealed(location: str) -> bool:
 class CheckedCache(CacheInterface):
     """Entries with their digests."""
 
+    DAMAGE: ClassVar[str]
+    """What is wrong where the digest is another one."""
+
     def __init__(self, location: str):
         self.location, self._path = location, Path(location)  # JAX names the second in a message
         self._told: set[str] = set()
 
     def get(self, key: str) -> bytes | None:
-        """A program, or None: it is not there, or its entry was damaged and is gone now."""
+        """A program, or None: it is not there, cannot be read now, or its entry was damaged and is gone now."""
         name = f"{key}{ENTRY}"
         try:
             content = self._read(name)
-            if content is None:
-                return None
-            program = content[DIGEST:]
-            if hmac.compare_digest(self._digest(program), content[:DIGEST]):
-                return program
-            problem = self.DAMAGE
         except Exception as error:  # of whatever library reads a bucket
-            problem = str(error)
-        self._tell(name, f"{self.location}/{name} is damaged ({problem}); its program is compiled again")
+            self._tell(name, f"{self.location}/{name} cannot be read ({error}); its program is compiled again")
+            return None
+        if content is None:
+            return None
+        program = content[DIGEST:]
+        if hmac.compare_digest(self._digest(name, program), content[:DIGEST]):
+            return program
+        self._tell(name, f"{self.location}/{name} is damaged ({self.DAMAGE}); its program is compiled again")
         with contextlib.suppress(Exception):
             self._remove(name)
         return None
 
     def put(self, key: str, value: bytes) -> None:
         """Write a program; JAX calls this when it has compiled one, so one that is there could not be used."""
+        name = f"{key}{ENTRY}"
         try:
-            self._write(f"{key}{ENTRY}", self._digest(value) + value)
+            self._write(name, self._digest(name, value) + value)
         except Exception as error:
             self._tell("", f"compiled programs are not kept, {AGAIN}: {error}")
 
-    DAMAGE: ClassVar[str]
-    """What is wrong where the digest is another one."""
-
     @abstractmethod
-    def _digest(self, program: bytes) -> bytes: ...
+    def _digest(self, name: str, program: bytes) -> bytes: ...
 
     @abstractmethod
     def _read(self, name: str) -> bytes | None:
@@ -163,7 +164,7 @@ class ProgramCache(CheckedCache):
                 if time.time() - left.stat().st_mtime > ABANDONED_S:
                     left.unlink()
 
-    def _digest(self, program: bytes) -> bytes:
+    def _digest(self, name: str, program: bytes) -> bytes:
         return hashlib.sha256(program).digest()
 
     def _read(self, name: str) -> bytes | None:
@@ -198,8 +199,8 @@ class SharedPrograms(CheckedCache):
         self._fs, self._root = fsspec.core.url_to_fs(url)
         self._key = seal.key() or b""  # as `use_compile_cache` has seen to
 
-    def _digest(self, program: bytes) -> bytes:
-        return hmac.digest(self._key, b"podslice compiled program\n" + program, "sha256")
+    def _digest(self, name: str, program: bytes) -> bytes:
+        return hmac.digest(self._key, f"podslice compiled program {name}\n".encode() + program, "sha256")
 
     def _read(self, name: str) -> bytes | None:
         try:

@@ -118,6 +118,11 @@ def test_a_bucket_holds_what_this_key_has_sealed(
     for damaged in (*(damage(sealed, draw.randrange(len(sealed))) for damage in DAMAGES.values()), sealed[32:]):
         path.write_bytes(damaged)
         assert SharedPrograms(bucket).get("a") is None and not path.exists()
+    (tmp_path / "programs" / f"b{ENTRY}").write_bytes(sealed)
+    assert SharedPrograms(bucket).get("b") is None, "a program is sealed by its name"
+    path.mkdir()
+    assert SharedPrograms(bucket).get("a") is None and path.is_dir(), "what cannot be read now may be whole"
+    path.rmdir()
     path.write_bytes(sealed)
     monkeypatch.setenv(KEY_VARIABLE, "other" * 7)
     assert SharedPrograms(bucket).get("a") is None

@@ -53,7 +53,11 @@ class QwenTower:
         }
 
     def _merger(self, name: str, normed: int) -> Params:
-        """What makes tokens of patches. Args: normed: numbers that are normed together."""
+        """What makes tokens of patches.
+
+        Args:
+            normed: numbers that are normed together.
+        """
         merged = self.spec.width * self.spec.patches_a_token
         return {
             **stream_norm(NORM, "norm", f"{name}.norm", normed),
