@@ -73,9 +73,6 @@ def use_compile_cache(location: str | None, hosts: int = 1) -> None:
     jax.config.update("jax_compilation_cache_dir", location)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    # XLA's own caches are for GPUs, but give each process of a slice another key for the same program, on a TPU, too:
-    # whether it is the first, which writes them (`get_compile_options` of jax._src.compiler).
-    jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
 
 
 def _is_sealed(location: str) -> bool:

@@ -4,6 +4,7 @@ import base64
 import html
 import json
 import math
+import mimetypes
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,8 +12,6 @@ from typing import Any
 
 Message = dict[str, Any]
 """A message in OpenAI's format, but for a `picture` beside its text: the path of a file here."""
-KINDS = {".jpg": "jpeg", ".jpeg": "jpeg", ".webp": "webp", ".gif": "gif"}
-"""Of a picture's file, by how its name ends; others are PNG."""
 
 WEATHER = """[{
   "type": "function",
@@ -118,7 +117,7 @@ def _sent(message: Message) -> Message:
         content = base64.b64encode(file.read_bytes()).decode()
     except OSError:
         raise ValueError("A picture of this chat is no longer there: begin a new chat") from None
-    url = f"data:image/{KINDS.get(file.suffix.lower(), 'png')};base64,{content}"
+    url = f"data:{mimetypes.guess_type(file.name)[0] or 'image/png'};base64,{content}"
     parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": message["content"]}]
     return {"role": message["role"], "content": parts}
 

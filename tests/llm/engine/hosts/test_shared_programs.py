@@ -55,3 +55,17 @@ def test_one_compiles_and_all_others_read(llama: Path, tmp_path: Path, monkeypat
     monkeypatch.setenv(KEY_VARIABLE, "another" * 5)
     (first, second), answers = started(config, tmp_path / "other")
     assert first["compiled"] > 5 and not second["compiled"], "what another sealed is compiled again"
+
+
+def test_hosts_that_share_a_folder_read_what_the_first_compiled(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each compiles at the first start: another host's disk may lack what this one's has."""
+    monkeypatch.setenv("JAX_DEBUG_LOG_MODULES", "jax._src.compiler")
+    monkeypatch.setenv("JAX_LOGGING_LEVEL", "DEBUG")
+    config = EngineConfig(**tiny_models.SMALL | {"model": str(llama), "compile_cache": str(tmp_path / "cache")})
+    _, answers = started(config, tmp_path / "first")
+    hosts, again = started(config, tmp_path / "again")
+    assert again == answers
+    for host, log in zip(hosts, sorted((tmp_path / "again").iterdir()), strict=True):
+        assert host["read"] > 5 and "COMPILATION CACHE MISS" not in log.read_text()
